@@ -1,0 +1,19 @@
+//! stragd's native core.
+//!
+//! ```text
+//! discover ─► probes ─► engine (drain thread) ─► steps ─► window ─► (Python, exchange) ─► score
+//! ```
+//!
+//! Everything that is counted one by one lives here; Python sees whole windows only.
+//! `python` is the one module that knows PyO3.
+
+pub mod discover;
+pub mod engine;
+pub mod probes;
+pub mod score;
+pub mod steps;
+pub mod window;
+pub mod wire;
+
+#[cfg(feature = "python")]
+mod python;

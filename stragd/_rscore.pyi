@@ -1,0 +1,130 @@
+"""Types of the native core (rscore/src/python.rs)."""
+
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+VERSION: str
+RANK_WINDOW_LAYOUT: list[tuple[str, str, int]]
+"""(field, numpy type, offset) of a RankWindow; itemsize is RANK_WINDOW_BYTES."""
+RANK_WINDOW_BYTES: int
+
+class ProcessChange(TypedDict):
+    pid: int
+    start_time: int  # clock ticks after boot, field 22 of /proc/PID/stat
+    state: Literal["seen", "gone"]
+    libraries: list[str]  # kinds: "nccl", "rccl", "gloo"
+
+class LibraryStatus(TypedDict):
+    kinds: list[str]  # "nccl", "rccl", "gloo"
+    path: str  # as the first process mapped it, in its mount namespace: a hint
+    build_id: str  # hex, "" where the file has none
+    version: str  # "2.32.3", "" where unknown
+    state: Literal["attached", "not-probeable", "failed", "off", "duplicate"]
+    method: Literal["uprobe_multi", "perf", ""]
+    probes: int
+    refused: list[str]  # "symbol: reason" (single-stepped instruction, moved arguments)
+    missing: list[str]  # symbols of the table that this library does not have
+    error: str  # one line, "" where there is none
+    processes: list[int]
+
+class RankStatus(TypedDict):
+    pid: int
+    start_time: int
+    job: int  # 0 while nobody assigned it
+    rank: int
+    world_size: int
+    events: int
+    collectives: int
+    irregular: int  # collectives outside the repeating sequence
+    steps: int
+    period: int  # collectives per step, 0 while no period is known
+    signature: int
+    source: int
+    last_event_ns: int  # CLOCK_MONOTONIC
+    in_flight: int
+    communicators: list[CommunicatorStatus]
+
+class CommunicatorStatus(TypedDict):
+    id: int  # first 8 bytes of the unique id, 0 where unknown
+    rank: int  # -1 where unknown
+    nranks: int  # 0 where unknown
+    collectives: int
+
+class Engine:
+    """Discovery, probes, drain and windows of one node; its threads never take the GIL.
+
+    ``config`` keys (all optional): ring_bytes, lifecycle_ring_bytes (powers of two),
+    sweep_seconds, window_steps, window_seconds, allow_single_step (bool),
+    attach_method ("auto", "uprobe_multi", "perf"), max_processes.
+    Raises ValueError for a bad value, OSError where the kernel refuses (the message names
+    the missing capability).
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None: ...
+    def start(self) -> None: ...
+    def close(self) -> None:
+        """Detach everything and join the threads; safe to call twice."""
+    def take_processes(self) -> list[ProcessChange]:
+        """Changes since the last call, oldest first."""
+    def assign(
+        self, pid: int, start_time: int, job: int, rank: int, world_size: int, class_id: int
+    ) -> bool:
+        """Say who a process is; False when it is already gone."""
+    def take_windows(self, timeout: float) -> list[NDArray[np.void]]:
+        """Wait up to ``timeout`` seconds; one structured array (RANK_WINDOW_LAYOUT) per window."""
+    def ranks(self) -> list[RankStatus]: ...
+    def libraries(self) -> list[LibraryStatus]: ...
+    def counters(self) -> dict[str, float]:
+        """Self-measurement, flat names: ``events.<what>``, ``lost.<cause>``,
+        ``bpf_run_seconds``, ``bpf_run_count``, ``discovery_lag_seconds``, ``sideband_lost``,
+        ``attach_failures.<reason>``, ``duplicate_hits``, ``processes``, ``windows``."""
+    def set_probes(self, on: bool) -> None:
+        """Kill switch: off detaches every probe before it returns."""
+    def progress(self) -> int:
+        """Grows while the drain thread lives; for the watchdog."""
+
+class Finding(TypedDict):
+    id: int
+    job: int
+    kind: Literal["straggler", "imbalance", "uneven-work", "job-wide"]
+    state: Literal["suspect", "confirmed", "recovering", "cleared"]
+    rank: int | None
+    class_id: int | None
+    signature: int | None
+    since_window: int
+    since_time_ns: int  # CLOCK_REALTIME
+    window: int  # last window that was scored
+    slowdown: float
+    cost_ns: float | None  # per step; None when steps are not inferred
+    cost_low_ns: float | None
+    cost_high_ns: float | None
+    cost_fraction: float  # of wall
+    confidence: float
+    basis: Literal["peers", "history"]
+    own_ns: float
+    peers_own_ns: float  # median; NaN without peers
+    peers: int
+
+class Abstention(TypedDict):
+    job: int
+    rank: int
+    window: int
+    reason: str
+
+class Update(TypedDict):
+    findings: list[Finding]  # open ones, and those that this update cleared
+    abstentions: list[Abstention]
+    refused_rows: int
+
+class Scorer:
+    """Stateful scores of every job on this scorer: one call per window and job.
+
+    ``config`` keys (all optional): false_alarms_per_million, min_slowdown, confirm_windows,
+    clear_windows, history_windows. Raises ValueError for a bad value.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None: ...
+    def update(self, windows: NDArray[np.void]) -> Update: ...
+    def forget(self, job: int) -> None: ...
