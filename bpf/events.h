@@ -10,7 +10,8 @@
 #ifndef STRAGD_EVENTS_H
 #define STRAGD_EVENTS_H
 
-#ifdef __BPF__
+#ifdef __bpf__
+#include <linux/types.h>
 typedef __u8 stragd_u8;
 typedef __u16 stragd_u16;
 typedef __u32 stragd_u32;

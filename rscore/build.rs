@@ -25,7 +25,7 @@ fn main() {
     };
     let mut command = Command::new(&clang);
     command
-        .args(["-g", "-O2", "-target", "bpf", "-mcpu=v3", "-Wall", "-Werror", "-D__BPF__"])
+        .args(["-g", "-O2", "-target", "bpf", "-mcpu=v3", "-Wall", "-Werror"])
         .arg(format!("-D__TARGET_ARCH_{arch}"))
         .args(include_paths(&clang))
         .arg("-I")

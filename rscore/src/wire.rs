@@ -26,10 +26,28 @@ pub mod what {
 
     /// Names by value, as metrics and tests print them.
     pub const NAMES: [&str; 22] = [
-        "none", "enter", "issue", "start", "detail", "done", "group_start", "group_end",
-        "comm_init", "comm_split", "comm_shrink", "comm_grow", "comm_bound", "comm_finalize",
-        "comm_destroy", "comm_abort", "comm_revoke", "comm_suspend", "comm_resume",
-        "comm_init_all", "unique_id", "failed",
+        "none",
+        "enter",
+        "issue",
+        "start",
+        "detail",
+        "done",
+        "group_start",
+        "group_end",
+        "comm_init",
+        "comm_split",
+        "comm_shrink",
+        "comm_grow",
+        "comm_bound",
+        "comm_finalize",
+        "comm_destroy",
+        "comm_abort",
+        "comm_revoke",
+        "comm_suspend",
+        "comm_resume",
+        "comm_init_all",
+        "unique_id",
+        "failed",
     ];
 }
 
@@ -53,8 +71,21 @@ pub mod function {
 
     /// Names by value.
     pub const NAMES: [&str; 15] = [
-        "none", "all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather", "all_to_all",
-        "gather", "scatter", "send", "recv", "put_signal", "signal", "wait_signal", "barrier",
+        "none",
+        "all_reduce",
+        "reduce",
+        "broadcast",
+        "reduce_scatter",
+        "all_gather",
+        "all_to_all",
+        "gather",
+        "scatter",
+        "send",
+        "recv",
+        "put_signal",
+        "signal",
+        "wait_signal",
+        "barrier",
     ];
 }
 

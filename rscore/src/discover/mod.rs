@@ -1,0 +1,1 @@
+//! discover: being written.
