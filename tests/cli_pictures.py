@@ -14,7 +14,9 @@ KEY = "00c0ffee12345678"
 OTHER_KEY = "00ddba1187654321"
 
 
-def rank(number: int, *, slow: bool = False, step: float = 412.0, **changes: Any) -> dict[str, Any]:
+def rank(
+    number: int, /, *, slow: bool = False, step: float = 412.0, **changes: Any
+) -> dict[str, Any]:
     """One rank of a synchronous job: what is not its own work it waits for the others."""
     own = step * (0.92 if slow else 0.74) + (number % 5) * 0.31
     comm = 21.4
@@ -48,7 +50,7 @@ def finding(number: int, **changes: Any) -> dict[str, Any]:
     return value | changes
 
 
-def job(ranks: int = 8, slow: int | None = None, **changes: Any) -> dict[str, Any]:
+def job(ranks: int = 8, slow: int | None = None, /, **changes: Any) -> dict[str, Any]:
     """A job of `ranks` ranks."""
     value: dict[str, Any] = {
         "key": KEY, "name": "llama-7b", "launcher": "torchrun", "world_size": ranks,
@@ -67,7 +69,7 @@ HEALTH: dict[str, Any] = {
 }  # fmt: skip
 
 
-def top(ranks: int = 8, slow: int | None = 2, **changes: Any) -> dict[str, Any]:
+def top(ranks: int = 8, slow: int | None = 2, /, **changes: Any) -> dict[str, Any]:
     """The answer of `top` for one job; `slow` is the rank with a confirmed finding."""
     value: dict[str, Any] = {
         "version": "0.1.0", "host": "node0", "time": "2026-11-29T10:14:09Z",
@@ -83,6 +85,7 @@ class Server:
     def __init__(self, path: Path, reply: Callable[[dict[str, Any]], bytes | None]) -> None:
         self.path = path
         self.requests: list[dict[str, Any]] = []
+        self.once = False  # close a connection after its first answer
         self._reply = reply
         self._open: list[socket.socket] = []
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -108,6 +111,8 @@ class Server:
                 if answer is None:
                     break
                 connection.sendall(answer)
+                if self.once:
+                    break
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
 

@@ -29,15 +29,13 @@ def status_lines(status: Status) -> list[str]:
     state = f"{clean(status['state'])}, pid {status['pid']}, up {age(health['uptime_s'])}"
     libraries = _count_of(health["libraries"], "library", "libraries")
     cpu = percent(health["cpu_percent"] / 100)
+    probes = f"{clean(health['probes'], 5)}, {health['probes_attached']} in {libraries}"
     rows = [
         ("stragd", f"{version} on {host}, {state}"),
         ("jobs", f"{_count_of(status['jobs'], 'job')}, {_count_of(status['ranks'], 'rank')}"),
         ("findings", f"{status['findings']} open"),
         ("events", f"{count(health['events'])}, {count(health['events_per_s'])} per s, {lost}"),
-        (
-            "probes",
-            f"{clean(health['probes'], 5)}, {health['probes_attached']} in {libraries}, {per_event}",
-        ),
+        ("probes", f"{probes}, {per_event}"),
         ("cost", f"{cpu} of one core, {size(health['rss_bytes'])} of memory"),
         ("metrics", clean(status["metrics"]) or "off"),
         ("config", ", ".join(clean(f) for f in status["config_files"]) or "defaults only"),
@@ -147,6 +145,7 @@ def config_lines(files: Sequence[str], values: Sequence[ConfigValue], origin: bo
     for text, value in pairs:
         if origin:
             where = f"{clean(value['origin'])}; override: {clean(value['environment'], 100)}"
-            text = f"{text:<{wide}}  # {where}"
-        lines.append(text)
+            lines.append(f"{text:<{wide}}  # {where}")
+        else:
+            lines.append(text)
     return lines

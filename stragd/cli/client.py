@@ -6,6 +6,7 @@ the way out.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import grp
 import json
@@ -111,11 +112,9 @@ class ControlClient:
                 raise
             self._socket = connection
         self._socket.settimeout(self.timeout)
-        try:
-            self._socket.sendall(line)
-        except BrokenPipeError:
+        with contextlib.suppress(ConnectionError):
             # A full daemon says "busy" and closes before it reads: its answer may be waiting.
-            pass
+            self._socket.sendall(line)
         searched = 0
         while (end := self._pending.find(b"\n", searched)) < 0:
             searched = len(self._pending)

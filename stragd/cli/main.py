@@ -11,12 +11,14 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn, cast
 
 from stragd import __version__
 from stragd.cli import answers, top
 from stragd.cli.client import DEFAULT_SOCKET, ControlClient, ControlError
-from stragd.cli.text import clean
+from stragd.cli.terminal import speaks_utf8
+from stragd.cli.text import clean, to_ascii
+from stragd.outputs.snapshot import Status
 
 Result = dict[str, Any]
 
@@ -25,9 +27,16 @@ _WAY_OUT = {
     "forbidden": "run it as root: sudo stragctl ...",
     "unknown-verb": "install one version of stragd and stragctl",
     "bad-version": "install one version of stragd and stragctl",
-    "busy": "try again, or close other stragctl sessions",
+    "busy": "other stragctl sessions hold them",
     "internal": "see: journalctl -u stragd",
 }
+
+
+class _Parser(argparse.ArgumentParser):
+    """Usage errors in one line, like all other errors."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"stragctl: {clean(message, 1000)} (see: {self.prog} --help)\n")
 
 
 def _interval(text: str) -> float:
@@ -44,12 +53,12 @@ def parser() -> argparse.ArgumentParser:
     """The argument parser; completions and the man page are made from it."""
     # Both options may stand before and after the command: SUPPRESS keeps the command's parser
     # from resetting what stood before it.
-    common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
+    common = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
     common.add_argument(
         "--socket", metavar="PATH", help=f"control socket of stragd (default: {DEFAULT_SOCKET})"
     )
     common.add_argument("--json", action="store_true", help="print the answer as one JSON object")
-    main_parser = argparse.ArgumentParser(
+    main_parser = _Parser(
         prog="stragctl", description="Ask a running stragd which rank is slow, and why.",
         parents=[common],
     )  # fmt: skip
@@ -59,21 +68,22 @@ def parser() -> argparse.ArgumentParser:
     def command(name: str, text: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=text, description=text, parents=[common])
 
+    job_help = "name, key or its beginning"
     live = command("top", "live view of a job; one plain picture when the output is no terminal")
-    live.add_argument("--interval", type=_interval, default=1.0, metavar="S",
-                      help="seconds between pictures (default: 1)")  # fmt: skip
-    live.add_argument("--once", action="store_true", help="print one plain picture and end")
     live.add_argument(
-        "--job", metavar="JOB", help="begin with this job: name, key or its beginning"
+        "--interval", type=_interval, default=1.0, metavar="S", help="seconds between pictures"
     )
+    live.add_argument("--once", action="store_true", help="print one plain picture and end")
+    live.add_argument("--job", metavar="JOB", help=f"begin with this job: {job_help}")
     live.add_argument("--no-color", action="store_true", help="no colour (also: NO_COLOR=1)")
     command("status", "what stragd sees, what it costs and what does not work")
     command("jobs", "the training jobs on this node")
     ranks = command("ranks", "the ranks of a job: own, wait, comm, lateness, state")
-    ranks.add_argument("job", nargs="?", metavar="JOB",
-                       help="name, key or its beginning; not needed when there is one job")  # fmt: skip
-    findings = command("findings", "open findings and the ranks about which there is no verdict")
-    findings.add_argument("--job", metavar="JOB", help="only this job: name, key or its beginning")
+    ranks.add_argument(
+        "job", nargs="?", metavar="JOB", help=f"{job_help}; not needed when there is one job"
+    )
+    findings = command("findings", "open findings, and ranks about which there is no verdict")
+    findings.add_argument("--job", metavar="JOB", help=f"only this job: {job_help}")
     findings.add_argument("--cleared", action="store_true", help="the cleared ones too")
     probes = command("probes", "kill switch: off detaches every probe from every job at once")
     probes.add_argument("set", nargs="?", choices=("on", "off"), help="leave out to ask")
@@ -105,7 +115,7 @@ def _request(arguments: argparse.Namespace) -> tuple[dict[str, Any], Callable[[R
         return {}, lambda r: answers.config_lines(r["files"], r["values"], arguments.origin)
     if name == "jobs":
         return {}, lambda r: answers.jobs_lines(r["jobs"])
-    return {}, lambda r: answers.status_lines(r)
+    return {}, lambda r: answers.status_lines(cast(Status, r))
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -118,7 +128,7 @@ def _run(arguments: argparse.Namespace) -> int:
         print(json.dumps(result, indent=2))
         return 0
     try:
-        lines = text(result)
+        lines = text(result if speaks_utf8(os.environ) else to_ascii(result))
     except top.SHAPE_ERRORS:
         raise ControlError(f"{arguments.socket}: {top.WRONG_SHAPE}") from None
     print("\n".join(lines))

@@ -15,9 +15,12 @@ ASCII_BLOCKS = "_.:-=+*#"
 
 def number(value: object) -> float | None:
     """``value`` as a finite float, None where it is none."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    value = float(value)
+    try:
+        value = float(value)
+    except OverflowError:  # JSON knows integers without end
+        return None
     return value if math.isfinite(value) else None
 
 
@@ -47,14 +50,11 @@ def count(value: object) -> str:
     amount = number(value)
     if amount is None:
         return UNKNOWN
-    for limit, divisor, suffix in ((1e4, 1.0, ""), (1e6, 1e3, "k"), (1e9, 1e6, "M")):
-        if abs(amount) < limit:
-            scaled = amount / divisor
-            break
-    else:
-        scaled, suffix = amount / 1e9, "G"
-    if not suffix:
-        return f"{scaled:.0f}" if abs(scaled) >= 10 or scaled == int(scaled) else f"{scaled:.1f}"
+    if abs(amount) < 1e4:
+        return f"{amount:.0f}" if abs(amount) >= 10 or amount == int(amount) else f"{amount:.1f}"
+    steps = ((1e6, 1e3, "k"), (1e9, 1e6, "M"), (math.inf, 1e9, "G"))
+    divisor, suffix = next((by, name) for limit, by, name in steps if abs(amount) < limit)
+    scaled = amount / divisor
     digits = 2 if abs(scaled) < 9.995 else 1 if abs(scaled) < 99.95 else 0
     return f"{scaled:.{digits}f}{suffix}"
 
@@ -73,7 +73,7 @@ def size(value: object) -> str:
 
 
 def age(seconds: object) -> str:
-    """A span of time: 4 s, 3 min, 2 h 10 min, 5 d."""
+    """A span of time: 4 s, 3 min, 2.2 h, 5 d."""
     amount = number(seconds)
     if amount is None:
         return UNKNOWN
@@ -83,7 +83,7 @@ def age(seconds: object) -> str:
     if whole < 3600:
         return f"{whole // 60} min"
     if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
+        return f"{whole / 3600:.1f} h"
     return f"{whole // 86400} d"
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from stragd.cli.numbers import age, count, ms, number, percent, size
 from stragd.cli.ranktable import culprits, ordered, table_lines
 from stragd.cli.reasons import abstention_lines, clock, finding_lines
-from stragd.cli.text import Line, Span, cells, clean, cut, cut_line, plain, wrap
+from stragd.cli.text import Line, Span, cells, clean, cut, cut_line, plain, to_ascii, wrap
 from stragd.finding import Finding
 from stragd.outputs.snapshot import Health, Job, Rank, Top
 
@@ -77,6 +77,8 @@ def screen(top: Top, width: int, height: int, view: View) -> list[Line]:
 
     Raises KeyError, TypeError, ValueError or AttributeError where the snapshot has another shape.
     """
+    if not view.utf8:
+        top = to_ascii(top)
     if width < LEAST_WIDTH or height < LEAST_HEIGHT:
         text = f"stragctl top needs {LEAST_WIDTH}x{LEAST_HEIGHT}, this is {width}x{height}"
         return [[Span(part)] for part in wrap(text, max(1, width))][: max(0, height)]
@@ -264,7 +266,7 @@ def _is(rank: Rank, job: Job, number_of_rank: int) -> bool:
 def _why(
     top: Top, job: Job, ranks: Sequence[Rank], selected: Rank | None, width: int
 ) -> list[Line]:
-    """The lower pane: findings (that of the selected rank first), the selected rank, abstentions."""
+    """The lower pane: the selected rank, findings (its own first), abstentions."""
     findings = findings_of(top, job)
     lines: list[Line] = []
     if selected is not None:

@@ -88,7 +88,7 @@ class Terminal:
         self._mode: list[object] | None = None
         self._handlers: dict[int, object] = {}
         self._rest = b""
-        self._resized = True
+        self._drawn: tuple[int, int] | None = None  # size of the last picture
         self._stopped = False
 
     def __enter__(self) -> Terminal:
@@ -149,6 +149,8 @@ class Terminal:
         if not data:
             self.ended = True
         keys, self._rest = split_keys(self._rest + data)
+        if "redraw" in keys:
+            self._drawn = None
         return keys
 
     def rest(self) -> list[str]:
@@ -159,12 +161,13 @@ class Terminal:
 
     def draw(self, lines: Sequence[Line]) -> None:
         """Show ``lines``, at most as many as the terminal has."""
-        parts = ["\x1b[2J"] if self._resized else []
-        self._resized = False
+        size = self.size()
+        parts = [] if size == self._drawn else ["\x1b[2J"]
+        self._drawn = size
         # Erase before writing: after a full line the cursor stands on its last character.
         for row, line in enumerate(lines, 1):
             parts.append(f"\x1b[{row};1H\x1b[2K{paint(line, self.colour)}")
-        if len(lines) < self.size()[1]:
+        if len(lines) < size[1]:
             parts.append(f"\x1b[{len(lines) + 1};1H\x1b[J")
         self._write("".join(parts))
 
@@ -185,7 +188,7 @@ class Terminal:
             mode[6][termios.VTIME] = 0
             termios.tcsetattr(self._in, termios.TCSADRAIN, mode)
         self._write(_ENTER)
-        self._resized = True
+        self._drawn = None
 
     def _give_back(self) -> None:
         self._write(_LEAVE)
@@ -193,8 +196,7 @@ class Terminal:
             termios.tcsetattr(self._in, termios.TCSADRAIN, self._mode)  # type: ignore[arg-type]
 
     def _on_resize(self, number: int, frame: object) -> None:
-        # The wakeup descriptor ends the wait; the next picture has the new size.
-        self._resized = True
+        pass  # the wakeup descriptor ends the wait: the next picture has the new size
 
     def _on_end(self, number: int, frame: object) -> None:
         self.ended = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _UNSAFE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
@@ -42,6 +42,17 @@ def clean(value: object, limit: int = 400) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join("?" if unicodedata.category(c) in _UNSAFE else c for c in text)
+
+
+def to_ascii(value: Any) -> Any:
+    """An answer with "?" for what is not ASCII, before anything is measured in columns."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("ascii", "replace").decode()
+    if isinstance(value, list):
+        return [to_ascii(item) for item in value]
+    if isinstance(value, dict):
+        return {key: to_ascii(item) for key, item in value.items()}
+    return value
 
 
 def cells(text: str) -> int:
@@ -127,7 +138,7 @@ def paint(line: Iterable[Span], colour: bool) -> str:
 def table(
     header: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()
 ) -> list[str]:
-    """Rows under a header, each column as wide as its widest cell; ``right`` aligns to the right."""
+    """Rows under a header, each column as wide as its widest cell; ``right`` is aligned right."""
     aligned = set(right)
     widths = [cells(name) for name in header]
     for row in rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -107,10 +108,9 @@ class Session:
             place = (SORTS.index(view.sort) + 1) % len(SORTS)
             self.view = replace(view, sort=SORTS[place])
         else:
-            try:
+            # Where an answer has another shape there is nothing to move in: the picture says so.
+            with contextlib.suppress(*SHAPE_ERRORS):
                 self._move(key)
-            except SHAPE_ERRORS:
-                pass  # nothing to move in: the picture says so already
 
     def _move(self, key: str) -> None:
         top = self._held if self.view.paused and self._held is not None else self._top
@@ -155,22 +155,20 @@ def run(arguments: Namespace) -> int:
             view = replace(view, job=pick_job(top["jobs"], arguments.job)["key"])
         terminal = sys.stdout.isatty()
         if arguments.once or not terminal:
-            _print(top, view, utf8)
+            _print(top, view)
             return 0
     except SHAPE_ERRORS:
         raise ControlError(f"{arguments.socket}: {WRONG_SHAPE}") from None
     session = Session(arguments.interval, view)
     session.receive(Sample(time.monotonic(), first, ""))
     if os.environ.get("TERM", "dumb") == "dumb":
-        return _scroll(arguments, session, utf8)
+        return _scroll(arguments, session)
     return _live(arguments, session, utf8)
 
 
-def _print(top: Top, view: View, utf8: bool) -> None:
+def _print(top: Top, view: View) -> None:
     width = shutil.get_terminal_size((PIPE_WIDTH, 24)).columns
-    encoding = "utf-8" if utf8 else "ascii"
-    for line in once(top, max(40, width), replace(view, live=False)):
-        print(line.encode(encoding, "replace").decode(encoding))
+    print("\n".join(once(top, max(40, width), replace(view, live=False))))
 
 
 def _live(arguments: Namespace, session: Session, utf8: bool) -> int:
@@ -206,7 +204,7 @@ def _live(arguments: Namespace, session: Session, utf8: bool) -> int:
     return 0
 
 
-def _scroll(arguments: Namespace, session: Session, utf8: bool) -> int:
+def _scroll(arguments: Namespace, session: Session) -> int:
     """A terminal that cannot move its cursor gets one picture below the other."""
     client = ControlClient(arguments.socket)
     first: dict[str, Any] | None = None
@@ -214,7 +212,7 @@ def _scroll(arguments: Namespace, session: Session, utf8: bool) -> int:
         while True:
             try:
                 first = client.request("top")
-                _print(cast(Top, first), session.view, utf8)
+                _print(cast(Top, first), session.view)
             except ControlError as error:
                 print(f"no answer from stragd: {clean(error, 1000)}")
             except SHAPE_ERRORS:
