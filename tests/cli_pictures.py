@@ -14,10 +14,9 @@ KEY = "00c0ffee12345678"
 OTHER_KEY = "00ddba1187654321"
 
 
-def rank(
-    number: int, /, *, slow: bool = False, step: float = 412.0, **changes: Any
-) -> dict[str, Any]:
+def rank(number: int, /, *, slow: bool = False, **changes: Any) -> dict[str, Any]:
     """One rank of a synchronous job: what is not its own work it waits for the others."""
+    step = 412.0
     own = step * (0.92 if slow else 0.74) + (number % 5) * 0.31
     comm = 21.4
     late = 0.0 if not slow else step * 0.18

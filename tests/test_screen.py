@@ -22,12 +22,16 @@ def shown(top: dict[str, Any], width: int = 80, height: int = 24, **view: Any) -
 
 def worst_cases() -> dict[str, dict[str, Any]]:
     """Pictures that a daemon may send, by name."""
-    unknown = {
+    unknown: dict[str, Any] = {
         "own_ms": None, "wait_ms": None, "comm_ms": None, "wall_ms": None, "lateness_ms": None,
         "lateness_history": [], "slowdown": None, "silent_s": None, "source": "",
         "state": "learning",
     }  # fmt: skip
-    wide = {"host": "日本語" * 40, "class": "gfx942 " * 30, "container": "0123456789ab"}
+    wide: dict[str, Any] = {
+        "host": "日本語" * 40,
+        "class": "gfx942 " * 30,
+        "container": "0123456789ab",
+    }
     kinds = [
         pictures.finding(0, kind=kind, state=state, subject=subject, cost_ms_per_step=cost,
                          slowdown=slowdown, evidence=["word " * 60])

@@ -147,12 +147,12 @@ class Screen:
             seconds = 0.0
         *whole, self._rest = re.split(r"(?=\x1b\[\d+;1H)", self._rest)
         for part in [*whole, self._rest]:
-            if "\x1b[2J" in part:
-                self.cells.clear()
             match = re.match(r"\x1b\[(\d+);1H\x1b\[2K(.*)", part, re.DOTALL)
             if match:
                 line = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", match[2])
                 self.cells[int(match[1])] = line.rstrip()
+            if "\x1b[2J" in part:  # stands before the first line, so at the end of a part
+                self.cells.clear()
         return "\n".join(
             self.cells.get(row, "") for row in range(1, max(self.cells, default=0) + 1)
         )
