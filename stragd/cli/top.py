@@ -25,7 +25,7 @@ from stragd.outputs.snapshot import Job, Top
 
 PIPE_WIDTH = 100  # columns where there is no terminal and no COLUMNS
 SHAPE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError)
-WRONG_SHAPE = "the answer has another shape than expected (install one version of stragd and of it)"
+WRONG_SHAPE = "the answer has another shape than expected (stragd and stragctl must be one version)"
 # The daemon makes a picture about once a second; an older one means that its main loop hangs.
 _UNCHANGED_LIMIT = 10.0
 
