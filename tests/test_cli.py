@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,8 @@ from typing import Any
 import pytest
 
 from stragd.cli import numbers, reasons, text
-from stragd.outputs.control import ControlServer, RequestError
+from stragd.cli.client import ControlClient, ControlError
+from stragd.outputs.control import MAX_CONNECTIONS, ROOT_CONNECTIONS, ControlServer, RequestError
 from stragd.outputs.verbs import Verbs
 from tests import cli_pictures as pictures
 
@@ -352,3 +355,41 @@ def test_ranks_are_joined() -> None:
     assert reasons.rank_list([3]) == "rank 3"
     assert reasons.rank_list([2, 0, 1, 7, 7]) == "ranks 0-2, 7"
     assert reasons.rank_list(range(0, 40, 2), limit=3) == "ranks 0, 2, 4 and 17 more"
+
+
+def test_closed_connection_is_opened_again(tmp_path: Path) -> None:
+    path = tmp_path / "control.sock"
+    answer = pictures.result({"probes": "on"})
+    with pictures.serving(path, lambda request: answer) as server, ControlClient(str(path)) as ask:
+        server.once = True  # as an idle connection, which the daemon closes
+        for _ in range(3):
+            assert ask.request("probes") == {"probes": "on"}
+    assert len(server.requests) == 3
+    with pytest.raises(ControlError, match="no stragd is listening"):
+        ask.request("probes")
+
+
+def test_full_daemon_says_busy(control: Control) -> None:
+    with contextlib.ExitStack() as stack:
+        refused = ""
+        for _ in range(MAX_CONNECTIONS + ROOT_CONNECTIONS + 1):
+            ask = stack.enter_context(ControlClient(str(control.path)))
+            try:
+                ask.request("probes")
+            except ControlError as error:
+                refused = error.code
+        assert refused == "busy"
+        fails(control("status"), "connections are open", "other stragctl sessions")
+
+
+def test_slow_daemon_is_given_up(tmp_path: Path) -> None:
+    path = tmp_path / "control.sock"
+    never = threading.Event()
+
+    def reply(request: dict[str, Any]) -> None:
+        never.wait(LIMIT)
+
+    with pictures.serving(path, reply), ControlClient(str(path), timeout=0.2) as ask:
+        with pytest.raises(ControlError, match=r"no answer from stragd within 0\.2 s"):
+            ask.request("status")
+        never.set()

@@ -207,3 +207,16 @@ def test_colour_only_where_it_is_wanted() -> None:
     lines = screen(cast(Any, CASES["slow"]), 80, 24, View())
     assert any("\x1b[1;31m" in text.paint(line, True) for line in lines)
     assert not any(re.search(r"\x1b\[(\d;)?3\d", text.paint(line, False)) for line in lines)
+
+
+def test_blamed_come_first_then_the_latest() -> None:
+    top = pictures.top(6, None)
+    for row, late in zip(top["ranks"], [1.0, 9.0, 3.0, 0.0, 7.0, 5.0], strict=True):
+        row["lateness_ms"] = late
+    top["ranks"][3]["state"] = "suspect"
+    top["ranks"][0]["state"] = "confirmed"
+    top["ranks"][1]["state"] = "gone"
+    findings = [pictures.finding(3, state="suspect"), pictures.finding(0)]  # most expensive first
+    assert [r["rank"] for r in ordered(top["ranks"], cast(Any, findings), "auto")] == [
+        3, 0, 4, 5, 2, 1,
+    ]  # fmt: skip
