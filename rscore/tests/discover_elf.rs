@@ -2,6 +2,8 @@
 //!
 //! STRAGD_TEST_NCCL (colon-separated) and STRAGD_TEST_RCCL name real library files.
 
+#![allow(clippy::print_stdout)] // the figures are part of a test run
+
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::process::Command;
