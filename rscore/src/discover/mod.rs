@@ -1,1 +1,5 @@
-//! discover: being written.
+//! Finds the processes that use a collective library, and the library files themselves.
+
+pub mod elf;
+mod reader;
+mod text;
