@@ -89,6 +89,9 @@ struct {
 
 struct stragd_counters counters;
 
+/* Never read: brings the record's layout into the object's type information. */
+const struct stragd_event record_layout = {};
+
 static __always_inline void count(__u64 *counter)
 {
 	__sync_fetch_and_add(counter, 1);
@@ -235,8 +238,7 @@ static __always_inline __u64 bind(struct key *key, __u64 comm)
 	return found;
 }
 
-static __always_inline void announce(__u64 id, __u64 comm, __u32 tgid, __u32 tid,
-				     __u64 cookie)
+static __always_inline void announce(__u64 id, __u64 comm, __u32 tgid, __u32 tid, __u64 cookie)
 {
 	struct stragd_event *bound;
 
@@ -265,8 +267,7 @@ static __always_inline void announce(__u64 id, __u64 comm, __u32 tgid, __u32 tid
 }
 
 /* The value at a place; a failed read of user memory gives 0 and says so. */
-static __always_inline __u64 follow(void *ctx, const struct stragd_place *place,
-				    __u16 *failed)
+static __always_inline __u64 follow(void *ctx, const struct stragd_place *place, __u16 *failed)
 {
 	__u32 depth = place->flags & STRAGD_PLACE_DEPTH;
 	__u64 value, address;
@@ -299,7 +300,7 @@ int collective(void *ctx)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	__u64 both = bpf_get_current_pid_tgid();
-	struct key key = { .tgid = both >> 32 };
+	struct key key = {.tgid = both >> 32};
 	__u32 index = cookie;
 	struct stragd_event *event;
 	struct stragd_site *site;

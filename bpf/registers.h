@@ -45,10 +45,9 @@ struct stragd_registers {
 /* One load per register with a constant offset: the compiler must not merge the
  * cases of a switch into one load at a computed offset, the verifier refuses
  * that on a context pointer. */
-#define READ_REGISTER(value, regs, field)                                         \
-	asm volatile("%0 = *(u64 *)(%1 + %2)"                                     \
-		     : "=r"(value)                                                \
-		     : "r"(regs), "i"(__builtin_offsetof(struct stragd_registers, \
-							 field)))
+#define READ_REGISTER(value, regs, field)                                                          \
+	asm volatile("%0 = *(u64 *)(%1 + %2)"                                                      \
+		     : "=r"(value)                                                                 \
+		     : "r"(regs), "i"(__builtin_offsetof(struct stragd_registers, field)))
 
 #endif

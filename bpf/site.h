@@ -23,8 +23,8 @@ enum stragd_place_kind {
 struct stragd_place {
 	stragd_u8 kind;
 	stragd_u8 base;
-	stragd_u8 width;  /* 1, 2, 4 or 8 bytes of the value */
-	stragd_u8 flags;  /* bits 0..1: depth; bit 2: sign-extend */
+	stragd_u8 width; /* 1, 2, 4 or 8 bytes of the value */
+	stragd_u8 flags; /* bits 0..1: depth; bit 2: sign-extend */
 	stragd_s32 offsets[STRAGD_DEPTH_MAX];
 };
 
@@ -45,11 +45,11 @@ enum stragd_field {
 
 /* flags of a site */
 #define STRAGD_SITE_LIFECYCLE 1u /* goes to the lifecycle ring */
-#define STRAGD_SITE_BYTES 2u	 /* count is in bytes: divide by id */
-#define STRAGD_SITE_OUT_COMM 4u	 /* comm is where the new communicator will be written */
-#define STRAGD_SITE_OUT_ID 8u	 /* id is where */
-#define STRAGD_SITE_USES 16u	 /* comm is in use: bind it if it is not yet known */
-#define STRAGD_SITE_ENDS 32u	 /* comm ends: forget it */
+#define STRAGD_SITE_BYTES 2u     /* count is in bytes: divide by id */
+#define STRAGD_SITE_OUT_COMM 4u  /* comm is where the new communicator will be written */
+#define STRAGD_SITE_OUT_ID 8u    /* id is where */
+#define STRAGD_SITE_USES 16u     /* comm is in use: bind it if it is not yet known */
+#define STRAGD_SITE_ENDS 32u     /* comm ends: forget it */
 
 struct stragd_site {
 	stragd_u8 what;
@@ -66,13 +66,13 @@ _Static_assert(sizeof(struct stragd_site) == 120, "site is 120 bytes");
 #define STRAGD_LINKS_MAX 1024
 
 struct stragd_counters {
-	stragd_u64 events[32];	    /* by what: reserved and submitted */
-	stragd_u64 lost[32];	    /* by what: no room in the ring */
-	stragd_u64 read_failed;	    /* reads of user memory that failed */
-	stragd_u64 ignored;	    /* dropped: process is ignored */
-	stragd_u64 claim_full;	    /* let through unclaimed: claim map full */
-	stragd_u64 comm_full;	    /* communicator not remembered: map full */
-	stragd_u64 bad_site;	    /* cookie without a site */
+	stragd_u64 events[32];                   /* by what: reserved and submitted */
+	stragd_u64 lost[32];                     /* by what: no room in the ring */
+	stragd_u64 read_failed;                  /* reads of user memory that failed */
+	stragd_u64 ignored;                      /* dropped: process is ignored */
+	stragd_u64 claim_full;                   /* let through unclaimed: claim map full */
+	stragd_u64 comm_full;                    /* communicator not remembered: map full */
+	stragd_u64 bad_site;                     /* cookie without a site */
 	stragd_u64 duplicates[STRAGD_LINKS_MAX]; /* by link: hits another link owns */
 };
 

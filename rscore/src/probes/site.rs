@@ -56,6 +56,15 @@ const VALUE: u8 = 1;
 const SIGNED: u8 = 4;
 
 impl Place {
+    /// (field, byte offset), compared with the BPF object's types at load.
+    pub const LAYOUT: &[(&str, usize)] = &[
+        ("kind", std::mem::offset_of!(Place, kind)),
+        ("base", std::mem::offset_of!(Place, base)),
+        ("width", std::mem::offset_of!(Place, width)),
+        ("flags", std::mem::offset_of!(Place, flags)),
+        ("offsets", std::mem::offset_of!(Place, offsets)),
+    ];
+
     /// The same value at every hit.
     pub fn constant(value: i32) -> Place {
         Place { kind: CONST, offsets: [value, 0, 0], ..Place::default() }
@@ -125,6 +134,15 @@ const _: () = assert!(std::mem::size_of::<Place>() == 16);
 const _: () = assert!(std::mem::size_of::<Spec>() == 120);
 
 impl Spec {
+    /// (field, byte offset), compared with the BPF object's types at load.
+    pub const LAYOUT: &[(&str, usize)] = &[
+        ("what", std::mem::offset_of!(Spec, what)),
+        ("function", std::mem::offset_of!(Spec, function)),
+        ("flags", std::mem::offset_of!(Spec, flags)),
+        ("row", std::mem::offset_of!(Spec, row)),
+        ("places", std::mem::offset_of!(Spec, places)),
+    ];
+
     /// The bytes of the map's value.
     pub fn as_bytes(&self) -> &[u8] {
         let bytes = std::mem::size_of::<Spec>();
