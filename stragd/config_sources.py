@@ -93,7 +93,7 @@ def _type_name(value: object) -> str:
 
 
 def _nearest(name: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(name.lower()[:100], names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.5)
     if close:
         return f'did you mean "{close[0]}"?'
     return "known: " + ", ".join(names)
@@ -174,7 +174,7 @@ class _Loader:
             section = name[len(ENVIRONMENT_PREFIX) :].partition("_")[0].lower()
             # Other programs may own other STRAGD_ names; what looks like a key of ours is a typo.
             if difflib.get_close_matches(section, list(SECTIONS), n=1, cutoff=0.75):
-                near = _nearest(name, [n.lower() for n in known]).replace("stragd_", "STRAGD_")
+                near = _nearest(name, list(known))
                 self.problems.append(f"environment {_bounded(name)}: unknown key; {near}")
 
 
