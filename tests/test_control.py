@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from pictures import KEY, finding, job, rank, snapshot
-from stragd.outputs import control, snapshot as types
+from stragd.outputs import control
+from stragd.outputs import snapshot as types
 from stragd.outputs.control import AlreadyRunning, ControlServer, Peer, RequestError
 from stragd.outputs.verbs import Verbs, find_job
 

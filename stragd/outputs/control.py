@@ -15,7 +15,8 @@ Reply, on one line, either of::
 CODE is ``bad-request`` (not JSON, wrong shape, unknown argument), ``bad-version``,
 ``unknown-verb``, ``too-large``, ``forbidden``, ``not-found``, ``busy`` (too many connections),
 ``unavailable`` (the daemon cannot do it: no probes) or ``internal``. After ``too-large`` and
-``busy`` the daemon closes the connection.
+``busy``, and when the whole connection is ``forbidden``, the daemon closes it, perhaps before the
+request is written: read the reply even when writing failed.
 
 Reading verbs, for root and members of the group (types: ``stragd.outputs.snapshot``):
 
