@@ -1,0 +1,53 @@
+# stragd: what a person types. `make demo` and `make test` set up what they need.
+
+export STRAGD_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/stragd
+PYTHON := .venv/bin/python
+# Real libraries that the tests attach to; tests/fetch_libraries.sh puts them there.
+include_libraries = set -a; . "$(STRAGD_CACHE)/environment"; set +a;
+
+.PHONY: help setup setup-tests demo test lint test-rust test-python bench format clean
+
+help:
+	@echo "make demo    watch a real training job with one slow rank, and name it (root)"
+	@echo "make test    lint and run all tests (root)"
+	@echo "make setup   put stragd and stragctl into .venv/bin"
+	@echo "make bench   the measurements of docs/performance.md (about an hour, root)"
+	@echo "make format  format Rust, Python and C"
+
+setup:
+	@scripts/setup
+
+setup-tests:
+	@scripts/setup tests
+
+demo: setup
+	@$(PYTHON) scripts/demo.py
+
+test: setup-tests lint test-rust test-python
+
+lint:
+	cargo fmt --all --check
+	cargo clippy --quiet --all-targets -- -D warnings
+	cargo clippy --quiet --features python -- -D warnings
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+	clang-format --dry-run -Werror $(shell git ls-files '*.c' '*.h')
+
+test-rust:
+	$(include_libraries) cargo test --quiet -- --test-threads=2
+
+test-python:
+	$(include_libraries) $(PYTHON) -m pytest
+
+bench: setup-tests
+	$(include_libraries) $(PYTHON) -m bench
+
+format:
+	cargo fmt --all
+	$(PYTHON) -m ruff check --fix --quiet .
+	$(PYTHON) -m ruff format --quiet .
+	clang-format -i $(shell git ls-files '*.c' '*.h')
+
+clean:
+	rm -rf target .venv .mypy_cache .ruff_cache .pytest_cache
