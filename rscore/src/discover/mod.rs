@@ -54,6 +54,9 @@ pub struct Config {
     /// Processes tracked at most, forked workers included.
     pub max_processes: usize,
     pub wanted: Wanted,
+    /// Time that a library without processes is kept: short jobs one after the other should
+    /// not cost a detach and an attach each.
+    pub linger: Duration,
     /// False: sweep only.
     pub sideband: bool,
 }
@@ -127,6 +130,8 @@ pub struct Discovery {
     files: FileCache,
     libraries: HashMap<LibraryId, Arc<Library>>,
     unannounced: Vec<Arc<Library>>,
+    /// Libraries without processes, and when they are given up.
+    idle: HashMap<LibraryId, Instant>,
     next_library: u32,
     sideband: Option<Sideband>,
     sideband_error: String,
@@ -169,6 +174,7 @@ impl Discovery {
             files: FileCache::default(),
             libraries: HashMap::new(),
             unannounced: Vec::new(),
+            idle: HashMap::new(),
             next_library: 0,
             sideband,
             sideband_error,
@@ -201,6 +207,7 @@ impl Discovery {
             self.start_sweep_when_due();
             self.work(slice);
             self.collect();
+            self.give_up_idle_libraries();
             if !self.changes.is_empty() {
                 return std::mem::take(&mut self.changes);
             }
@@ -209,8 +216,9 @@ impl Discovery {
                 return Vec::new();
             }
             if self.queue.is_empty() && self.sweep_queue.is_empty() {
-                let exits = self.exits.values().map(|(due, _)| *due).min();
-                let next = exits.into_iter().fold(end.min(self.sweep_due), Instant::min);
+                let exits = self.exits.values().map(|(due, _)| *due);
+                let dues = exits.chain(self.idle.values().copied());
+                let next = dues.fold(end.min(self.sweep_due), Instant::min);
                 self.wait(next.saturating_duration_since(now));
             }
         }
@@ -427,12 +435,23 @@ impl Discovery {
             match event {
                 Event::Seen(process, kinds) => self.changes.push(Change::Seen { process, kinds }),
                 Event::Gone(process) => self.changes.push(Change::Gone { process }),
-                Event::Unused(id) if self.tracker.is_used(id) => {}
                 Event::Unused(id) => {
-                    self.drop_library(id);
-                    self.changes.push(Change::LibraryUnused(id));
+                    self.idle.insert(id, Instant::now() + self.config.linger);
                 }
             }
+        }
+    }
+
+    fn give_up_idle_libraries(&mut self) {
+        let now = Instant::now();
+        let tracker = &self.tracker;
+        self.idle.retain(|id, _| !tracker.is_used(*id));
+        let due: Vec<LibraryId> =
+            self.idle.iter().filter(|(_, at)| **at <= now).map(|(id, _)| *id).collect();
+        for id in due {
+            self.idle.remove(&id);
+            self.drop_library(id);
+            self.changes.push(Change::LibraryUnused(id));
         }
     }
 }
