@@ -56,6 +56,8 @@ class Identity(Protocol):
     def class_id(self) -> int: ...
     @property
     def container(self) -> str: ...
+    @property
+    def gpu_uuid(self) -> str: ...
 
 
 @dataclass
@@ -318,6 +320,7 @@ class JobTable:
             "local_rank": identity.local_rank,
             "host": clean(identity.host) or self._host,
             "class": clean(identity.class_name),
+            "gpu_uuid": clean(identity.gpu_uuid),
             "pid": rank.process[0],
             "container": clean(identity.container)[:12],
             "own_ms": _rounded(rank.own),

@@ -15,7 +15,8 @@ Reply, on one line, either of::
 CODE is ``bad-request`` (not JSON, wrong shape, unknown argument), ``bad-version``,
 ``unknown-verb``, ``too-large``, ``forbidden``, ``not-found``, ``busy`` (too many connections),
 ``unavailable`` (the daemon cannot do it: no probes) or ``internal``. After ``too-large`` and
-``busy`` the daemon closes the connection.
+``busy``, and when the whole connection is ``forbidden``, the daemon closes it, perhaps before the
+request is written: read the reply even when writing failed.
 
 Reading verbs, for root and members of the group (types: ``stragd.outputs.snapshot``):
 
@@ -115,10 +116,10 @@ def peer_of(connection: socket.socket) -> Peer:
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     pid, uid, gid = struct.unpack("iII", raw)
     try:
-        packed = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4096)
+        packed = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 1024)
         groups = struct.unpack(f"{len(packed) // 4}I", packed[: len(packed) // 4 * 4])
     except OSError:
-        groups = ()  # more than 1024 groups, or a kernel without it: the primary one counts
+        groups = ()  # more than 256 groups, or a kernel without it: the primary one counts
     return Peer(pid, uid, gid, groups)
 
 
@@ -233,7 +234,7 @@ class ControlServer:
                     os.chmod(self.path, 0o660)
                 except PermissionError:
                     self._group = None  # not root and no member: our own user only
-            listener.listen(MAX_CONNECTIONS)
+            listener.listen(128)
         except OSError:
             listener.close()
             raise

@@ -42,6 +42,7 @@ Rank = TypedDict(
         "local_rank": int,
         "host": str,
         "class": str,  # "nvidia/H200", "cpu/AMD EPYC 9654"
+        "gpu_uuid": str,  # "" where the driver does not say
         "pid": int,
         "container": str,  # short id, "" outside containers
         "own_ms": float | None,
