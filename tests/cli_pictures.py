@@ -22,7 +22,8 @@ def rank(number: int, /, *, slow: bool = False, **changes: Any) -> dict[str, Any
     late = 0.0 if not slow else step * 0.18
     row: dict[str, Any] = {
         "job": KEY, "rank": number, "local_rank": number % 8, "host": f"node{number // 8}",
-        "class": "nvidia/H200", "pid": 4000 + number, "container": "", "own_ms": own,
+        "class": "nvidia/H200", "gpu_uuid": "", "pid": 4000 + number, "container": "",
+        "own_ms": own,
         "wait_ms": step - own - comm, "comm_ms": comm, "wall_ms": step, "per": "step",
         "lateness_ms": late + (number % 5) * 0.3,
         "lateness_history": [(number * 7 + i * 3) % 5 * 0.4 for i in range(18)]
@@ -44,7 +45,11 @@ def finding(number: int, **changes: Any) -> dict[str, Any]:
         "cost_ms_per_step": {"value": 73.21, "low": 70.04, "high": 76.9}, "cost_percent": 17.8,
         "confidence": 0.998, "where": "unknown",
         "cause": {"name": "unknown", "confidence": 0.0, "evidence": [], "advice": ""},
-        "evidence": ["own 379.7 ms against 305.4 ms of 7 peers in 6 windows"],
+        "evidence": [
+            "rank 2 on node0 works 379.66 ms of its own per step",
+            "the median of its 7 peers (same class, same collective sequence) is 305.42 ms",
+            "24.3% slower than its peers",
+        ],
     }  # fmt: skip
     return value | changes
 

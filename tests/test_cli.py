@@ -127,7 +127,7 @@ def fails(done: subprocess.CompletedProcess[str], *words: str, code: int = 1) ->
         (["ranks"], ["llama-7b"]),
         (["findings"], ["job llama-7b (00c0ffee12345678)", "straggler: rank 2 on node0, confirmed",
                         "costs 73.2 ms per step (17.8 %), between 70.0 and 76.9 ms",
-                        "24.3 % above its peers", "7 peers in 6 windows"]),
+                        "    - 24.3% slower than its peers", "cause: not known yet"]),
         (["probes"], ["probes are on"]),
         (["doctor"], ["ok       uprobe_multi", "missing  NVML", "fix: install the NVIDIA driver",
                       "nccl 2.21.5: attached, 38 probes by uprobe_multi, 2 processes",

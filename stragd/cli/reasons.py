@@ -71,34 +71,41 @@ def headline(finding: Finding, now: object = None) -> str:
     return text
 
 
-def finding_lines(finding: Finding, width: int, now: object = None) -> list[Line]:
-    """A finding as a headline and indented reasons, ``width`` columns at most."""
+def finding_lines(
+    finding: Finding, width: int, now: object = None, compact: bool = False
+) -> list[Line]:
+    """A finding as a headline and indented reasons, ``width`` columns at most.
+
+    ``compact`` runs the reasons together: the lower pane of `top` has few lines.
+    """
     style = _STYLE.get(finding["state"], "")
     lines: list[Line] = [[Span(text, style)] for text in wrap(headline(finding, now), width, "  ")]
-    for text in _body(finding):
+    for text in _body(finding, compact):
         lines += [[Span("  " + part)] for part in wrap(text, width - 2, "  ")]
     return lines
 
 
-def _body(finding: Finding) -> Iterable[str]:
+def _body(finding: Finding, compact: bool) -> Iterable[str]:
     value = finding["cost_ms_per_step"]
     text = cost(finding)
     if value is not None:
         text += f", between {ms(value['low'])} and {ms(value['high'])} ms"
-    text += f"; confidence {percent(finding['confidence'])}"
-    yield text
-    if finding["slowdown"] is not None:
+    yield f"{text}; confidence {percent(finding['confidence'])}"
+    cause = finding["cause"]
+    evidence = [clean(item) for item in [*finding["evidence"], *cause["evidence"]]]
+    if compact and evidence:
+        yield "; ".join(evidence)
+    else:
+        yield from (f"- {item}" for item in evidence)
+    # The evidence says against what a rank is slow: its peers, or its own past.
+    if not evidence and finding["slowdown"] is not None:
         side = "above" if finding["slowdown"] >= 0 else "below"
         yield f"own work is {percent(abs(finding['slowdown']))} {side} its peers"
-    cause = finding["cause"]
+    where = "" if finding["where"] == "unknown" else f"where: {clean(finding['where'])}, "
     if cause["name"] == "unknown":
-        known = "" if finding["where"] == "unknown" else f"where: {clean(finding['where'])}, "
-        yield f"{known}cause: not known yet"
+        yield f"{where}cause: not known yet"
     else:
-        sure = percent(cause["confidence"])
-        yield f"where: {clean(finding['where'])}, cause: {clean(cause['name'])} ({sure} sure)"
-    for item in [*finding["evidence"], *cause["evidence"]]:
-        yield f"- {clean(item)}"
+        yield f"{where}cause: {clean(cause['name'])} ({percent(cause['confidence'])} sure)"
     if cause["advice"]:
         yield f"to do: {clean(cause['advice'])}"
 

@@ -275,7 +275,7 @@ def _why(
         if findings and selected["rank"] not in culprits(findings):
             lines += [[Span(f"rank {selected['rank']} is not blamed; of this job:", "dim")]]
     for finding in findings:
-        lines += finding_lines(finding, width, top["time"])
+        lines += finding_lines(finding, width, top["time"], compact=True)
     if not findings:
         text = "no finding: nobody is blamed"
         if job["state"] == "learning":
@@ -296,6 +296,8 @@ def _about(rank: Rank, width: int) -> list[Line]:
     parts.append(f"pid {rank['pid']}")
     if rank["container"]:
         parts.append(f"container {clean(rank['container'], 16)}")
+    if rank.get("gpu_uuid"):
+        parts.append(clean(rank["gpu_uuid"], 60))
     parts.append(f"source {clean(rank['source'] or 'none yet', 20)}")
     if number(rank["slowdown"]) is not None:
         parts.append(f"own {percent(rank['slowdown'], sign=True)} vs peers")
