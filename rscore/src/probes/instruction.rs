@@ -90,8 +90,8 @@ fn emulated(bytes: &[u8]) -> bool {
 /// `sub rsp, constant`: how far.
 fn lowers_stack(instruction: &Instruction) -> Option<i32> {
     let is_sub = matches!(instruction.code(), Code::Sub_rm64_imm8 | Code::Sub_rm64_imm32);
-    let of_sp = instruction.op0_kind() == OpKind::Register
-        && instruction.op0_register() == Register::RSP;
+    let of_sp =
+        instruction.op0_kind() == OpKind::Register && instruction.op0_register() == Register::RSP;
     if !is_sub || !of_sp {
         return None;
     }
@@ -115,7 +115,10 @@ fn passable(
     }
     let info = info.info(instruction);
     let writes = |access| {
-        !matches!(access, OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess)
+        !matches!(
+            access,
+            OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess
+        )
     };
     for used in info.used_registers() {
         let full = used.register().full_register();
@@ -158,7 +161,7 @@ mod tests {
     use crate::probes::table::rows;
 
     fn spec(symbol: &str) -> Spec {
-        rows().iter().find(|r| r.symbol == symbol).unwrap().spec(Arch::X86_64, 0).unwrap()
+        rows().iter().find(|r| r.symbol == symbol).unwrap().spec(Arch::X86_64, 0, false).unwrap()
     }
 
     fn all_reduce(code: &[u8]) -> (u64, i32, bool) {

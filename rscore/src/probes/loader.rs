@@ -174,9 +174,10 @@ impl Probes {
                 cookies: cookies.to_vec(),
                 ..Default::default()
             };
-            let link = program
-                .attach_uprobe_multi_with_opts(every_process, path, "", options)
-                .map_err(|e| Error::from_bpf(&format!("cannot attach {} probes", sites.len()), &e))?;
+            let link =
+                program.attach_uprobe_multi_with_opts(every_process, path, "", options).map_err(
+                    |e| Error::from_bpf(&format!("cannot attach {} probes", sites.len()), &e),
+                )?;
             return Ok(vec![link]);
         }
         let mut links = Vec::with_capacity(sites.len());
