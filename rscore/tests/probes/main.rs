@@ -1,5 +1,7 @@
 //! The probes on real processes: needs root, and fails without.
 
+mod files;
 mod gloo;
+mod program;
 mod stub;
 mod support;

@@ -3,7 +3,6 @@
 use std::process::Command;
 
 use rscore::probes::{Kinds, Method, Options};
-use rscore::wire::{function, what};
 
 use crate::support::*;
 
