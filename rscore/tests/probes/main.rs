@@ -3,5 +3,6 @@
 mod files;
 mod gloo;
 mod program;
+mod real;
 mod stub;
 mod support;

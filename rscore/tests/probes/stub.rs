@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use rscore::probes::{Kinds, Method, Options};
+use rscore::probes::{Kinds, Method};
 
 use crate::support::*;
 
