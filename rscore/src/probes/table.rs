@@ -63,6 +63,18 @@ impl Row {
         self.symbol.starts_with("nccl").then(|| format!("p{}", self.symbol))
     }
 
+    /// Number of arguments of the C signature.
+    pub fn arguments(&self) -> usize {
+        self.arguments.len()
+    }
+
+    /// The place of one argument at function entry; of a structure, its first eight bytes.
+    pub fn argument(&self, arch: Arch, index: usize) -> Option<Place> {
+        let ty = *self.arguments.get(index)?;
+        let path: &[i32] = if matches!(ty, Type::Struct(_)) { &[0] } else { &[] };
+        place_of(&locate(arch, &self.arguments)[index], ty, path, ty)
+    }
+
     /// The `sites` row at function entry, for this architecture and a library that has, or has
     /// not, [`VIRTUAL_CONTEXT`].
     pub fn spec(&self, arch: Arch, row: u32, virtual_context: bool) -> Result<Spec, String> {

@@ -1,5 +1,6 @@
 //! The probes on real processes: needs root, and fails without.
 
+mod abi;
 mod files;
 mod gloo;
 mod program;
