@@ -4,8 +4,9 @@
  * row of `sites` fired, the row says where the arguments are.
  *
  * No kernel types and no per-CPU scratch: uprobe programs can be preempted, and
- * kernels from 6.13 on give programs with 64 bytes of stack or more a per-CPU
- * stack. Everything is written straight into the reserved record.
+ * kernels from 6.13 on give every function with 64 bytes of stack or more a
+ * per-CPU stack. So the record is written in place, and the work is divided into
+ * functions whose frames stay below that.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -17,8 +18,8 @@
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 #define EEXIST 17
-#define COMM_BOUND_VALUE (~0u)
-#define OUTS 16 /* out pointers remembered per process */
+#define BOUND (~0u) /* value in comms; a count in inits never reaches it */
+#define OUTS 16     /* out pointers remembered per process */
 
 /* One shape for all hash keys, so that one stack slot serves them all. */
 struct key {
@@ -54,7 +55,7 @@ struct {
 	__type(value, __u32);
 } claims SEC(".maps");
 
-/* (tgid, 0, communicator) -> COMM_BOUND_VALUE, or the number of initialisations
+/* (tgid, 0, communicator) -> BOUND, or the number of initialisations
  * that the process had begun when the search for its out pointer failed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -143,113 +144,120 @@ static __always_inline __u64 narrow(__u64 value, __u8 width, int sign)
 }
 
 /* Is this link the one that delivers this address of this process? */
-static __always_inline int owns(void *ctx, struct key *key, __u32 link)
+static __noinline int owns(void *ctx, __u32 tgid, __u32 link)
 {
-	__u32 *owner;
-	__u64 ip;
+	struct key key = {.tgid = tgid};
+	__u32 *owner, mine = link;
+	long error;
 
-	READ_REGISTER(ip, ctx, REGISTER_IP);
-	key->slot = 0;
-	key->word = ip;
-	owner = bpf_map_lookup_elem(&claims, key);
+	READ_REGISTER(key.word, ctx, REGISTER_IP);
+	owner = bpf_map_lookup_elem(&claims, &key);
 	if (!owner) {
-		long error = bpf_map_update_elem(&claims, key, &link, BPF_NOEXIST);
-
+		error = bpf_map_update_elem(&claims, &key, &mine, BPF_NOEXIST);
 		if (!error)
 			return 1;
 		if (error != -EEXIST) {
 			count(&counters.claim_full);
 			return 1;
 		}
-		owner = bpf_map_lookup_elem(&claims, key);
+		owner = bpf_map_lookup_elem(&claims, &key);
 		if (!owner)
 			return 1;
 	}
-	if (*owner == link)
+	if (*owner == mine)
 		return 1;
-	count(&counters.duplicates[link & (STRAGD_LINKS_MAX - 1)]);
+	count(&counters.duplicates[mine & (STRAGD_LINKS_MAX - 1)]);
 	return 0;
 }
 
 /* Remember where a new communicator will be written; a few slots for an array of
  * them (ncclCommInitAll). */
-static __always_inline void remember_out(struct key *key, __u64 out, __u64 number)
+static __noinline int remember_out(__u32 tgid, __u64 out, __u32 number)
 {
-	__u32 tgid = key->tgid;
-	__u32 *begun = bpf_map_lookup_elem(&inits, &tgid);
+	struct key key = {.tgid = tgid};
+	__u32 *begun = bpf_map_lookup_elem(&inits, &key.tgid);
 	__u32 next = begun ? *begun : 0;
 
-	if (number > OUTS)
-		number = OUTS;
-	key->word = 0;
 	for (__u32 i = 0; i < OUTS; i++) {
 		if (i >= number)
 			break;
-		key->slot = next & (OUTS - 1);
-		if (bpf_map_update_elem(&outs, key, &out, BPF_ANY))
+		key.slot = next & (OUTS - 1);
+		if (bpf_map_update_elem(&outs, &key, &out, BPF_ANY))
 			count(&counters.comm_full);
 		out += 8;
 		next++;
 	}
 	/* Two threads that race here lose one slot, not more. */
-	if (next == COMM_BOUND_VALUE)
+	if (next == BOUND)
 		next = 0;
-	if (bpf_map_update_elem(&inits, &tgid, &next, BPF_ANY))
+	if (bpf_map_update_elem(&inits, &key.tgid, &next, BPF_ANY))
 		count(&counters.comm_full);
+	return 0;
 }
 
-/* First use of a communicator: which out pointer holds it? Returns the pointer's
- * address, 0 where none does or where it is known already. */
-static __always_inline __u64 bind(struct key *key, __u64 comm)
+/* The slot of the process whose out pointer holds `comm`: its pointer, or 0. */
+static __noinline __u64 search(__u32 tgid, __u64 comm)
 {
-	__u64 found = 0, *out, held;
-	__u32 *known, *begun, now;
+	struct key key = {.tgid = tgid};
+	__u64 held = 0, *out;
 
-	key->slot = 0;
-	key->word = comm;
-	known = bpf_map_lookup_elem(&comms, key);
-	if (known && *known == COMM_BOUND_VALUE)
-		return 0;
-	now = key->tgid;
-	begun = bpf_map_lookup_elem(&inits, &now);
-	now = begun ? *begun : 0;
-	if (known && *known == now)
-		return 0;
-	key->word = 0;
 	for (__u32 i = 0; i < OUTS; i++) {
-		key->slot = i;
-		out = bpf_map_lookup_elem(&outs, key);
+		key.slot = i;
+		out = bpf_map_lookup_elem(&outs, &key);
 		if (!out)
 			break;
 		/* Searches fail by nature (memory reused or gone): not counted. */
-		if (bpf_probe_read_user(&held, sizeof(held), (void *)*out))
-			continue;
-		if (held == comm) {
-			found = *out;
-			break;
-		}
+		if (!bpf_probe_read_user(&held, sizeof(held), (void *)*out) && held == comm)
+			return *out;
 	}
-	if (found)
-		now = COMM_BOUND_VALUE;
-	key->slot = 0;
-	key->word = comm;
-	if (bpf_map_update_elem(&comms, key, &now, BPF_ANY))
-		count(&counters.comm_full);
-	return found;
+	return 0;
 }
 
-static __always_inline void announce(__u64 id, __u64 comm, __u32 tgid, __u32 tid, __u64 cookie)
+/* First use of a communicator: the out pointer that holds it; 0 where none does,
+ * or where that is known already. */
+static __noinline __u64 bind(__u32 tgid, __u64 comm)
+{
+	struct key key = {.tgid = tgid, .word = comm};
+	__u32 *known = bpf_map_lookup_elem(&comms, &key);
+	__u32 *begun, now = 0;
+	__u64 out;
+
+	if (known && *known == BOUND)
+		return 0;
+	begun = bpf_map_lookup_elem(&inits, &key.tgid);
+	if (begun)
+		now = *begun;
+	/* Searched in vain, and no communicator was begun since. */
+	if (known && *known == now)
+		return 0;
+	out = search(tgid, comm);
+	if (out)
+		now = BOUND;
+	if (bpf_map_update_elem(&comms, &key, &now, BPF_ANY))
+		count(&counters.comm_full);
+	return out;
+}
+
+static __noinline int forget(__u32 tgid, __u64 comm)
+{
+	struct key key = {.tgid = tgid, .word = comm};
+
+	bpf_map_delete_elem(&comms, &key);
+	return 0;
+}
+
+static __noinline int announce(__u64 out, __u64 comm, __u64 both, __u64 cookie)
 {
 	struct stragd_event *bound;
 
 	bound = bpf_ringbuf_reserve(&lifecycle, sizeof(*bound), 0);
 	if (!bound) {
 		count(&counters.lost[STRAGD_COMM_BOUND]);
-		return;
+		return 0;
 	}
 	bound->time_ns = bpf_ktime_get_ns();
-	bound->tgid = tgid;
-	bound->tid = tid;
+	bound->tgid = both >> 32;
+	bound->tid = both;
 	bound->what = STRAGD_COMM_BOUND;
 	bound->function = STRAGD_FN_NONE;
 	bound->datatype = STRAGD_NO_TYPE;
@@ -257,24 +265,28 @@ static __always_inline void announce(__u64 id, __u64 comm, __u32 tgid, __u32 tid
 	bound->peer = STRAGD_NO_PEER;
 	bound->count = 0;
 	bound->comm = comm;
-	bound->id = id;
+	bound->id = out;
 	bound->aux = 0;
 	bound->site = cookie;
 	bound->link = cookie >> 32;
 	bound->flags = 0;
 	count(&counters.events[STRAGD_COMM_BOUND]);
 	bpf_ringbuf_submit(bound, BPF_RB_NO_WAKEUP);
+	return 0;
 }
 
-/* The value at a place; a failed read of user memory gives 0 and says so. */
-static __always_inline __u64 follow(void *ctx, const struct stragd_place *place, __u16 *failed)
+/* The value at a place. A failed read of user memory gives 0 and sets the flag. */
+static __noinline __u64 follow(void *ctx, const struct stragd_place *place, __u16 *flags)
 {
-	__u32 depth = place->flags & STRAGD_PLACE_DEPTH;
 	__u64 value, address;
+	__u32 depth;
 
+	if (!place || !flags)
+		return 0;
 	if (place->kind == STRAGD_PLACE_CONST)
 		return (__s64)place->offsets[0];
 	value = base_register(ctx, place->base);
+	depth = place->flags & STRAGD_PLACE_DEPTH;
 	for (__u32 i = 0; i < STRAGD_DEPTH_MAX; i++) {
 		long error;
 
@@ -287,7 +299,7 @@ static __always_inline __u64 follow(void *ctx, const struct stragd_place *place,
 		else
 			error = bpf_probe_read_user(&value, 8, (void *)address);
 		if (error) {
-			*failed = STRAGD_READ_FAILED;
+			*flags |= STRAGD_READ_FAILED;
 			count(&counters.read_failed);
 			return 0;
 		}
@@ -295,64 +307,16 @@ static __always_inline __u64 follow(void *ctx, const struct stragd_place *place,
 	return narrow(value, place->width, place->flags & STRAGD_PLACE_SIGNED);
 }
 
-SEC("uprobe")
-int collective(void *ctx)
+/* Every field of the record that has a place. */
+static __noinline int decode(void *ctx, const struct stragd_site *site, struct stragd_event *event)
 {
-	__u64 cookie = bpf_get_attach_cookie(ctx);
-	__u64 both = bpf_get_current_pid_tgid();
-	struct key key = {.tgid = both >> 32};
-	__u32 index = cookie;
-	struct stragd_event *event;
-	struct stragd_site *site;
 	__u64 *values, value;
-	__u16 flags, failed = 0;
-	__u8 what;
 
-	if (bpf_map_lookup_elem(&ignored, &key.tgid)) {
-		count(&counters.ignored);
+	if (!site || !event)
 		return 0;
-	}
-	site = bpf_map_lookup_elem(&sites, &index);
-	if (!site || !site->what) {
-		count(&counters.bad_site);
-		return 0;
-	}
-	if (!owns(ctx, &key, cookie >> 32))
-		return 0;
-
-	flags = site->flags;
-	what = site->what & 31;
-	/* Before the record is reserved: who reads both rings then sees the binding
-	 * first. */
-	if (flags & STRAGD_SITE_USES) {
-		value = follow(ctx, &site->places[STRAGD_FIELD_COMM], &failed);
-		failed = 0;
-		if (value) {
-			__u64 out = bind(&key, value);
-
-			if (out)
-				announce(out, value, both >> 32, both, cookie);
-		}
-	}
-
-	if (flags & STRAGD_SITE_LIFECYCLE)
-		event = bpf_ringbuf_reserve(&lifecycle, sizeof(*event), 0);
-	else
-		event = bpf_ringbuf_reserve(&bulk, sizeof(*event), 0);
-	if (!event) {
-		count(&counters.lost[what]);
-		return 0;
-	}
-	event->time_ns = bpf_ktime_get_ns();
-	event->tgid = both >> 32;
-	event->tid = both;
-	event->what = what;
-	event->function = site->function;
-	event->site = cookie;
-	event->link = cookie >> 32;
 	values = &event->count;
 	for (__u32 i = 0; i < STRAGD_FIELDS; i++) {
-		value = follow(ctx, &site->places[i], &failed);
+		value = follow(ctx, &site->places[i], &event->flags);
 		if (i <= STRAGD_FIELD_AUX)
 			values[i] = value;
 		else if (i == STRAGD_FIELD_PEER)
@@ -362,20 +326,73 @@ int collective(void *ctx)
 		else
 			event->reduction = value;
 	}
-	event->flags = failed;
-	if ((flags & STRAGD_SITE_BYTES) && event->id)
+	if ((site->flags & STRAGD_SITE_BYTES) && event->id)
 		event->count /= event->id;
-	value = flags & STRAGD_SITE_OUT_ID ? event->id : event->comm;
-	index = what == STRAGD_COMM_INIT_ALL ? event->aux : 1;
-	count(&counters.events[what]);
+	return 0;
+}
+
+SEC("uprobe")
+int collective(void *ctx)
+{
+	__u64 cookie = bpf_get_attach_cookie(ctx);
+	__u64 both = bpf_get_current_pid_tgid();
+	__u32 small = both >> 32; /* first the key of `ignored`, then of `sites` */
+	struct stragd_event *event;
+	struct stragd_site *site;
+	__u64 value;
+
+	if (bpf_map_lookup_elem(&ignored, &small)) {
+		count(&counters.ignored);
+		return 0;
+	}
+	small = cookie;
+	site = bpf_map_lookup_elem(&sites, &small);
+	if (!site || !site->what) {
+		count(&counters.bad_site);
+		return 0;
+	}
+	if (!owns(ctx, both >> 32, cookie >> 32))
+		return 0;
+
+	/* Before the record is reserved: who reads both rings then sees the binding
+	 * first. */
+	if (site->flags & STRAGD_SITE_USES) {
+		__u16 unused = 0;
+
+		value = follow(ctx, &site->places[STRAGD_FIELD_COMM], &unused);
+		if (value) {
+			__u64 out = bind(both >> 32, value);
+
+			if (out)
+				announce(out, value, both, cookie);
+		}
+	}
+
+	if (site->flags & STRAGD_SITE_LIFECYCLE)
+		event = bpf_ringbuf_reserve(&lifecycle, sizeof(*event), 0);
+	else
+		event = bpf_ringbuf_reserve(&bulk, sizeof(*event), 0);
+	if (!event) {
+		count(&counters.lost[site->what & 31]);
+		return 0;
+	}
+	event->time_ns = bpf_ktime_get_ns();
+	event->tgid = both >> 32;
+	event->tid = both;
+	event->what = site->what;
+	event->function = site->function;
+	event->site = cookie;
+	event->link = cookie >> 32;
+	event->flags = 0;
+	decode(ctx, site, event);
+	value = site->flags & STRAGD_SITE_OUT_ID ? event->id : event->comm;
+	small = event->what == STRAGD_COMM_INIT_ALL ? event->aux : 1;
+	count(&counters.events[site->what & 31]);
 	bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
 
-	if (flags & (STRAGD_SITE_OUT_COMM | STRAGD_SITE_OUT_ID)) {
-		remember_out(&key, value, index);
-	} else if (flags & STRAGD_SITE_ENDS) {
-		key.slot = 0;
-		key.word = value;
-		bpf_map_delete_elem(&comms, &key);
-	}
+	if (site->flags & (STRAGD_SITE_OUT_COMM | STRAGD_SITE_OUT_ID))
+		remember_out(both >> 32, value, small);
+	else if (site->flags & STRAGD_SITE_ENDS)
+		forget(both >> 32, value);
 	return 0;
 }

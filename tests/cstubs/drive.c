@@ -5,7 +5,7 @@
  *
  * `null`: communicators and out pointers are null, so that a real library refuses each call;
  * each call in a child of its own, because some libraries do not refuse but crash.
- * `pause`: wait for a line on stdin between loading and calling, and again before the end.
+ * `pause`: call everything once for each line on stdin, `loaded` and `called` tell the state.
  * One line per call, "name pid count datatype reduction peer comm id aux"; "absent name" else.
  */
 #include <dlfcn.h>
@@ -15,12 +15,15 @@
 #include <unistd.h>
 #include "types.h"
 
-static void wait_for_line(const char *say)
+static int next_line(const char *say)
 {
+	int c;
+
 	puts(say);
 	fflush(stdout);
-	while (getchar() != '\n' && !feof(stdin))
+	while ((c = getchar()) != '\n' && c != EOF)
 		;
+	return c != EOF;
 }
 
 int main(int argc, char **argv)
@@ -48,8 +51,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "drive: %s\n", argc > 1 ? dlerror() : "no library named");
 		return 1;
 	}
-	if (pause)
-		wait_for_line("loaded");
+	int going = pause ? next_line("loaded") : 1;
 #define CALL(name, parameters, arguments, count, datatype, reduction, peer, comm_, id, aux)        \
 	{                                                                                          \
 		int(*call) parameters = (int(*) parameters)dlsym(library, #name);                  \
@@ -68,8 +70,9 @@ int main(int argc, char **argv)
 				_exit(0);                                                          \
 		}                                                                                  \
 	}
+	while (going) {
 #include "calls.h"
-	if (pause)
-		wait_for_line("called");
+		going = pause ? next_line("called") : 0;
+	}
 	return 0;
 }

@@ -14,9 +14,9 @@ use super::abi::Arch;
 use super::site::Spec;
 
 /// Bytes of a function that are looked at.
-pub const PROLOGUE_BYTES: usize = 64;
+pub const PROLOGUE_BYTES: usize = 256;
 /// Instructions of a function that are looked at.
-const PROLOGUE_INSTRUCTIONS: usize = 12;
+const PROLOGUE_INSTRUCTIONS: usize = 48;
 
 /// The chosen instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,6 @@ fn choose_x86(code: &[u8], spec: &Spec) -> Choice {
     let entry = Choice { offset: skip, pushed: 0, single_step: true };
     let needed: Vec<Register> =
         spec.places.iter().filter_map(|p| argument_register(p.register()?)).collect();
-    let on_stack = spec.places.iter().any(|p| p.on_stack());
     let mut decoder = Decoder::new(64, code, DecoderOptions::NONE);
     if decoder.set_position(skip as usize).is_err() {
         return entry;
@@ -66,7 +65,7 @@ fn choose_x86(code: &[u8], spec: &Spec) -> Choice {
                 Some(sum) => pushed = sum,
                 None => break,
             },
-            None if !passable(&instruction, &mut info, &needed, on_stack) => break,
+            None if !passable(&instruction, &mut info, &needed, pushed) => break,
             None => {}
         }
     }
@@ -90,8 +89,8 @@ fn emulated(bytes: &[u8]) -> bool {
 /// `sub rsp, constant`: how far.
 fn lowers_stack(instruction: &Instruction) -> Option<i32> {
     let is_sub = matches!(instruction.code(), Code::Sub_rm64_imm8 | Code::Sub_rm64_imm32);
-    let of_sp = instruction.op0_kind() == OpKind::Register
-        && instruction.op0_register() == Register::RSP;
+    let of_sp =
+        instruction.op0_kind() == OpKind::Register && instruction.op0_register() == Register::RSP;
     if !is_sub || !of_sp {
         return None;
     }
@@ -103,7 +102,7 @@ fn passable(
     instruction: &Instruction,
     info: &mut InstructionInfoFactory,
     needed: &[Register],
-    on_stack: bool,
+    pushed: i32,
 ) -> bool {
     // A string instruction or a system call is no prologue.
     let plain = instruction.flow_control() == FlowControl::Next
@@ -115,7 +114,10 @@ fn passable(
     }
     let info = info.info(instruction);
     let writes = |access| {
-        !matches!(access, OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess)
+        !matches!(
+            access,
+            OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess
+        )
     };
     for used in info.used_registers() {
         let full = used.register().full_register();
@@ -123,14 +125,18 @@ fn passable(
             return false;
         }
     }
-    // A store may hit the stack arguments, or what an argument points at; only stores below
-    // the frame pointer or to the red zone would be safe, and they are rare this early.
-    !info.used_memory().iter().any(|m| writes(m.access()) && (on_stack || !saves(m.base())))
-}
-
-/// Stores relative to the stack or frame pointer keep registers, they do not touch objects.
-fn saves(base: Register) -> bool {
-    matches!(base, Register::RSP | Register::RBP)
+    // A store may hit the stack arguments or what an argument points at, unless it stays in
+    // the function's own frame: from the red zone up to the return address.
+    info.used_memory().iter().filter(|m| writes(m.access())).all(|m| {
+        let low = m.displacement() as i64;
+        let high = low.checked_add(m.memory_size().size() as i64);
+        m.base() == Register::RSP
+            && m.index() == Register::None
+            && !matches!(m.segment(), Register::FS | Register::GS)
+            && m.memory_size().size() > 0
+            && low >= -128
+            && high.is_some_and(|high| high <= i64::from(pushed))
+    })
 }
 
 fn argument_register(number: u8) -> Option<Register> {
@@ -158,7 +164,7 @@ mod tests {
     use crate::probes::table::rows;
 
     fn spec(symbol: &str) -> Spec {
-        rows().iter().find(|r| r.symbol == symbol).unwrap().spec(Arch::X86_64, 0).unwrap()
+        rows().iter().find(|r| r.symbol == symbol).unwrap().spec(Arch::X86_64, 0, false).unwrap()
     }
 
     fn all_reduce(code: &[u8]) -> (u64, i32, bool) {
@@ -199,10 +205,28 @@ mod tests {
         assert_eq!(all_reduce(&[0xc3, 0x53]), (0, 0, true));
         // mov [rsp+8], rdi: overwrites the stack argument
         assert_eq!(all_reduce(&[0x48, 0x89, 0x7c, 0x24, 0x08, 0x53]), (0, 0, true));
+        // sub rsp, 0x10; mov [rsp+0x10], rdi: overwrites the return address
+        let code = [0x48, 0x83, 0xec, 0x10, 0x48, 0x89, 0x7c, 0x24, 0x10, 0x53];
+        assert_eq!(all_reduce(&code), (0, 0, true));
+        // mov [rdi], rax: may be anywhere
+        assert_eq!(all_reduce(&[0x48, 0x89, 0x07, 0x53]), (0, 0, true));
+        // sub rsp, 0x10; mov [rsp+rax], rdi
+        let code = [0x48, 0x83, 0xec, 0x10, 0x48, 0x89, 0x3c, 0x04, 0x53];
+        assert_eq!(all_reduce(&code), (0, 0, true));
         // rep movsb; push
         assert_eq!(all_reduce(&[0xf3, 0xa4, 0x53]), (0, 0, true));
         // xchg rdx, rax
         assert_eq!(all_reduce(&[0x48, 0x92, 0x53]), (0, 0, true));
+    }
+
+    #[test]
+    fn passes_over_stores_into_its_own_frame() {
+        // endbr64; sub rsp, 0x18; mov [rsp+0x10], rdi; mov rdi, rsp; call: as RCCL begins
+        let code = [
+            0xf3, 0x0f, 0x1e, 0xfa, 0x48, 0x83, 0xec, 0x18, 0x48, 0x89, 0x7c, 0x24, 0x10, 0x48,
+            0x89, 0xe7, 0xe8, 0, 0, 0, 0,
+        ];
+        assert_eq!(all_reduce(&code), (16, 0x18, false));
     }
 
     #[test]
@@ -221,7 +245,7 @@ mod tests {
         assert_eq!(all_reduce(&[0x48, 0x81]), (0, 0, true));
         let mut seed = 1u64;
         for _ in 0..20_000 {
-            let code: Vec<u8> = (0..(seed % 70))
+            let code: Vec<u8> = (0..(seed % 300))
                 .map(|_| {
                     seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
                     (seed >> 33) as u8

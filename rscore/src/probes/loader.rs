@@ -174,9 +174,10 @@ impl Probes {
                 cookies: cookies.to_vec(),
                 ..Default::default()
             };
-            let link = program
-                .attach_uprobe_multi_with_opts(every_process, path, "", options)
-                .map_err(|e| Error::from_bpf(&format!("cannot attach {} probes", sites.len()), &e))?;
+            let link =
+                program.attach_uprobe_multi_with_opts(every_process, path, "", options).map_err(
+                    |e| Error::from_bpf(&format!("cannot attach {} probes", sites.len()), &e),
+                )?;
             return Ok(vec![link]);
         }
         let mut links = Vec::with_capacity(sites.len());
@@ -350,8 +351,8 @@ fn prepare(open: &mut OpenObject, options: &Options, method: Method) -> Result<(
     Ok(())
 }
 
-/// Whether the kernel knows uprobe_multi links: it looks at the path before it looks at the
-/// program, so a path that is no file tells, and nothing is attached.
+/// Whether the kernel knows uprobe_multi links: it looks at the path before it looks for
+/// instructions, so a path that is no regular file tells, and nothing is attached.
 fn has_multi() -> bool {
     let Ok(mut open) = ObjectBuilder::default().open_memory(OBJECT) else {
         return false;
@@ -362,26 +363,25 @@ fn has_multi() -> bool {
     let Ok(object) = open.load() else {
         return false;
     };
-    let Some(program) = object.progs_mut().find(|p| p.name() == PROGRAM) else {
+    let Some(program) = object.progs().find(|p| p.name() == PROGRAM) else {
         return false;
     };
-    let options = UprobeMultiOpts { offsets: vec![0], cookies: vec![0], ..Default::default() };
-    match program.attach_uprobe_multi_with_opts(-1, "/", "", options) {
-        Ok(_) => true,
-        Err(error) => os_error(&error) == Some(libc::EBADF),
-    }
-}
-
-/// The errno at the bottom of a libbpf error.
-fn os_error(error: &libbpf_rs::Error) -> Option<i32> {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(current) = cause {
-        if let Some(io) = current.downcast_ref::<std::io::Error>() {
-            return io.raw_os_error();
-        }
-        cause = current.source();
-    }
-    None
+    let offsets = [0 as libc::c_ulong];
+    let mut options = libbpf_sys::bpf_link_create_opts::default();
+    options.sz = std::mem::size_of_val(&options) as libbpf_sys::size_t;
+    options.__bindgen_anon_1.uprobe_multi.path = c"/".as_ptr();
+    options.__bindgen_anon_1.uprobe_multi.offsets = offsets.as_ptr();
+    options.__bindgen_anon_1.uprobe_multi.cnt = 1;
+    // SAFETY: the options and what they point at live through the call.
+    let fd = unsafe {
+        libbpf_sys::bpf_link_create(
+            program.as_fd().as_raw_fd(),
+            -1,
+            libbpf_sys::BPF_TRACE_UPROBE_MULTI,
+            &options,
+        )
+    };
+    fd == -libc::EBADF
 }
 
 /// Delete the entries of a hash that `doomed` picks by key and, where asked for, value.

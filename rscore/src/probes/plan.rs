@@ -5,8 +5,8 @@ use std::io;
 
 use super::abi::Arch;
 use super::instruction::{choose, PROLOGUE_BYTES};
-use super::site::Site;
-use super::table::{rows_of, Kinds, Row};
+use super::site::{Site, Spec};
+use super::table::{rows_of, Kinds, Row, VIRTUAL_CONTEXT};
 use crate::discover::elf::Symbol;
 
 /// What will be probed in a library, and what will not.
@@ -25,6 +25,9 @@ pub fn names(kinds: &Kinds) -> Vec<String> {
     for (_, row) in rows_of(kinds) {
         names.push(row.symbol.to_owned());
         names.extend(row.twin());
+    }
+    if kinds.gloo {
+        names.push(VIRTUAL_CONTEXT.to_owned());
     }
     names
 }
@@ -57,13 +60,17 @@ pub fn plan_for(
 ) -> Plan {
     let mut plan = Plan::default();
     let mut taken = HashSet::new();
+    let virtual_context = symbols.iter().any(|s| s.name == VIRTUAL_CONTEXT);
     for (number, row) in rows_of(kinds) {
         let found = addresses(row, symbols);
         if found.is_empty() {
             plan.missing.push(row.symbol.to_owned());
         }
         for symbol in found {
-            let refused = match site(arch, number, row, symbol, &code, allow_single_step) {
+            let site = row
+                .spec(arch, number, virtual_context)
+                .and_then(|spec| site(arch, row, spec, symbol, &code, allow_single_step));
+            let refused = match site {
                 // Two rows at one address are one function under two names (identical code
                 // folding, ncclAllToAll beside ncclAlltoAll): one probe.
                 Ok(site) if taken.insert(site.offset) => {
@@ -82,9 +89,8 @@ pub fn plan_for(
 /// The symbols of a row, one per address. The `p` twin counts only where the plain name is
 /// absent: at another address it would be what the plain one calls.
 fn addresses<'s>(row: &Row, symbols: &'s [Symbol]) -> Vec<&'s Symbol> {
-    let named = |name: &str| -> Vec<&'s Symbol> {
-        symbols.iter().filter(|s| s.name == name).collect()
-    };
+    let named =
+        |name: &str| -> Vec<&'s Symbol> { symbols.iter().filter(|s| s.name == name).collect() };
     let mut found = named(row.symbol);
     if found.is_empty() {
         found = row.twin().map(|twin| named(&twin)).unwrap_or_default();
@@ -96,13 +102,12 @@ fn addresses<'s>(row: &Row, symbols: &'s [Symbol]) -> Vec<&'s Symbol> {
 
 fn site(
     arch: Arch,
-    number: u32,
     row: &Row,
+    mut spec: Spec,
     symbol: &Symbol,
     code: impl Fn(u64, &mut [u8]) -> io::Result<usize>,
     allow_single_step: bool,
 ) -> Result<Site, String> {
-    let mut spec = row.spec(arch, number)?;
     let mut bytes = [0u8; PROLOGUE_BYTES];
     let wanted = match symbol.size {
         0 => PROLOGUE_BYTES,

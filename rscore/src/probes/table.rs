@@ -20,11 +20,22 @@ impl Kinds {
     }
 }
 
+/// Exported exactly where `gloo::Context` has a virtual table.
+pub const VIRTUAL_CONTEXT: &str = "_ZN4gloo7ContextD0Ev";
+
+/// One read on the way to a value.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    offset: i32,
+    /// The object may begin with a pointer to its virtual table.
+    behind_vtable: bool,
+}
+
 /// Where the value of a field comes from.
 #[derive(Clone, Debug)]
 enum Source {
     Const(i32),
-    Argument { index: usize, path: Vec<i32>, ty: Type },
+    Argument { index: usize, path: Vec<Step>, ty: Type },
 }
 
 /// One probed function.
@@ -52,15 +63,30 @@ impl Row {
         self.symbol.starts_with("nccl").then(|| format!("p{}", self.symbol))
     }
 
-    /// The `sites` row at function entry, for this architecture.
-    pub fn spec(&self, arch: Arch, row: u32) -> Result<Spec, String> {
+    /// Number of arguments of the C signature.
+    pub fn arguments(&self) -> usize {
+        self.arguments.len()
+    }
+
+    /// The place of one argument at function entry; of a structure, its first eight bytes.
+    pub fn argument(&self, arch: Arch, index: usize) -> Option<Place> {
+        let ty = *self.arguments.get(index)?;
+        let path: &[i32] = if matches!(ty, Type::Struct(_)) { &[0] } else { &[] };
+        place_of(&locate(arch, &self.arguments)[index], ty, path, ty)
+    }
+
+    /// The `sites` row at function entry, for this architecture and a library that has, or has
+    /// not, [`VIRTUAL_CONTEXT`].
+    pub fn spec(&self, arch: Arch, row: u32, virtual_context: bool) -> Result<Spec, String> {
         let locations = locate(arch, &self.arguments);
         let mut places = [Place::default(); FIELDS];
         for (place, source) in places.iter_mut().zip(&self.fields) {
             *place = match source {
                 Source::Const(value) => Place::constant(*value),
                 Source::Argument { index, path, ty } => {
-                    place_of(&locations[*index], self.arguments[*index], path, *ty)
+                    let shift = |s: &Step| if s.behind_vtable && virtual_context { 8 } else { 0 };
+                    let path: Vec<i32> = path.iter().map(|s| s.offset + shift(s)).collect();
+                    place_of(&locations[*index], self.arguments[*index], &path, *ty)
                         .ok_or_else(|| format!("{}: too many reads", self.symbol))?
                 }
             };
@@ -186,10 +212,19 @@ fn parse_source(source: &str, names: &[&str], arguments: &[Type]) -> Result<Sour
     let mut parts = path.split('[');
     let name = parts.next().unwrap_or_default();
     let index = names.iter().position(|n| *n == name).ok_or(format!("no argument {name}"))?;
-    let offset = |p: &str| p.trim_end_matches(']').parse().map_err(|_| format!("offset {p}"));
-    let path = parts.map(offset).collect::<Result<Vec<i32>, _>>()?;
+    let path = parts.map(parse_step).collect::<Result<Vec<Step>, _>>()?;
     let default = if path.is_empty() { arguments[index] } else { Type::Word };
     Ok(Source::Argument { index, path, ty: ty.unwrap_or(default) })
+}
+
+fn parse_step(step: &str) -> Result<Step, String> {
+    let inner = step.strip_suffix(']').ok_or_else(|| format!("no closing bracket: {step}"))?;
+    let (behind_vtable, number) = match inner.strip_prefix("v+") {
+        Some(number) => (true, number),
+        None => (false, inner),
+    };
+    let offset = number.parse().map_err(|_| format!("offset {number}"))?;
+    Ok(Step { offset, behind_vtable })
 }
 
 fn position(names: &[&str], name: &str) -> Result<u8, String> {
@@ -232,7 +267,7 @@ mod tests {
             }
             let row = parse(line).unwrap_or_else(|e| panic!("{line}: {e}"));
             for arch in [Arch::X86_64, Arch::Aarch64] {
-                row.spec(arch, 0).unwrap_or_else(|e| panic!("{e}"));
+                row.spec(arch, 0, true).unwrap_or_else(|e| panic!("{e}"));
             }
             lines += 1;
         }
@@ -253,7 +288,7 @@ mod tests {
     fn places_follow_the_convention() {
         let row = |name| rows().iter().find(|r| r.symbol == name).unwrap();
         let text = |name, arch, field: Field| {
-            row(name).spec(arch, 0).unwrap().places[field as usize].to_string()
+            row(name).spec(arch, 0, false).unwrap().places[field as usize].to_string()
         };
         use Arch::{Aarch64, X86_64};
         assert_eq!(text("ncclAllReduce", X86_64, Field::Id), "sp[8]:u64");
@@ -265,5 +300,8 @@ mod tests {
         assert_eq!(text("ncclCommInitRank", X86_64, Field::Id), "sp[8]:u64");
         assert_eq!(text("ncclCommInitRank", Aarch64, Field::Id), "arg2[0]:u64");
         assert_eq!(text("ncclCommInitRankScalable", X86_64, Field::Id), "arg4[0]:u64");
+        let barrier = row("_ZN4gloo7barrierERNS_14BarrierOptionsE");
+        let size = |v| barrier.spec(X86_64, 0, v).unwrap().places[Field::Aux as usize].to_string();
+        assert_eq!((size(false), size(true)), ("arg0[0][4]:i32".into(), "arg0[0][12]:i32".into()));
     }
 }

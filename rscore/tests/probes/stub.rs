@@ -2,8 +2,7 @@
 
 use std::process::Command;
 
-use rscore::probes::{Kinds, Method, Options};
-use rscore::wire::{function, what};
+use rscore::probes::{Kinds, Method};
 
 use crate::support::*;
 

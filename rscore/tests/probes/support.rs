@@ -1,12 +1,10 @@
 //! What the tests of the probes share: compiled stubs, the driver, a loaded program.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
 
 use rscore::discover::elf::Elf;
 use rscore::probes::{names, plan, rows, Drain, Kinds, LinkId, Method, Options, Plan, Probes};
@@ -15,8 +13,6 @@ use rscore::wire::{what, Event};
 pub const NCCL: Kinds = Kinds { nccl: true, rccl: false, gloo: false };
 pub const RCCL: Kinds = Kinds { nccl: false, rccl: true, gloo: false };
 pub const GLOO: Kinds = Kinds { nccl: false, rccl: false, gloo: true };
-/// How long a test waits for something that must happen.
-pub const LIMIT: Duration = Duration::from_secs(60);
 
 pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
@@ -113,7 +109,6 @@ pub struct Rig {
     pub probes: Probes,
     pub drain: Drain,
     pub events: Vec<Event>,
-    pub symbols: HashMap<(u16, u32), String>,
 }
 
 impl Rig {
@@ -122,7 +117,7 @@ impl Rig {
         let root = unsafe { libc::geteuid() } == 0;
         assert!(root, "the tests of the probes need root");
         let (probes, drain) = Probes::load(options).unwrap_or_else(|e| panic!("{e}"));
-        Rig { probes, drain, events: Vec::new(), symbols: HashMap::new() }
+        Rig { probes, drain, events: Vec::new() }
     }
 
     pub fn with_method(method: Method) -> Rig {
@@ -145,15 +140,6 @@ impl Rig {
         let events = &mut self.events;
         self.drain.drain(|e| events.push(*e));
         &self.events
-    }
-
-    /// Collect until `enough` or the limit.
-    pub fn wait(&mut self, enough: impl Fn(&[Event]) -> bool) {
-        let deadline = Instant::now() + LIMIT;
-        while !enough(self.collect()) {
-            assert!(Instant::now() < deadline, "waited in vain; {} events", self.events.len());
-            std::thread::sleep(Duration::from_millis(2));
-        }
     }
 
     /// Events of one process, COMM_BOUND left out, in the order of delivery.
