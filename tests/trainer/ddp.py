@@ -47,7 +47,7 @@ class Network(nn.Module):
         self.waits: list[Any] = [None] * layers  # before the gradient of layer i
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        for layer, wait in zip(self.layers, self.waits):
+        for layer, wait in zip(self.layers, self.waits, strict=True):
             value = torch.tanh(layer(value))
             if wait is not None:
                 value = DeviceWait.apply(value, wait)
@@ -70,10 +70,10 @@ class Samples(IterableDataset):  # type: ignore[type-arg]
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     pace.add_options(parser)
-    parser.add_argument("--buckets", type=int, default=4, help="all-reduces per step")
+    parser.add_argument("--buckets", type=int, default=2, help="all-reduces per step")
     parser.add_argument("--overlap", action="store_true", help="all-reduces beside backward waits")
     parser.add_argument("--workers", type=int, default=0, help="data-loader processes per rank")
-    parser.add_argument("--log-every", type=int, default=0, help="one more all-reduce every N steps")
+    parser.add_argument("--log-every", type=int, default=0, help="an all-reduce more every N steps")
     return parser.parse_args()
 
 
