@@ -105,6 +105,7 @@ def main() -> int:
     model = parallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     batches = iter(DataLoader(Samples(rank), batch_size=None, num_workers=options.workers))
+    losses: list[torch.Tensor] = []
     for step in range(options.steps):
         rank_pace.begin_step()
         value, target = next(batches)
@@ -116,12 +117,15 @@ def main() -> int:
             rank_pace.wait_for_device(pace.BACKWARD)
         loss.backward()
         optimizer.step()
+        losses = [*losses[:1], loss.detach()]
         if options.log_every and step % options.log_every == 0:
             mean = loss.detach().clone()
             dist.all_reduce(mean)
             if rank == 0:
                 print(f"step {step} loss {float(mean) / dist.get_world_size():.4f}", flush=True)
-    rank_pace.finish()
+    # Equal on all ranks only if every gradient was averaged over all of them.
+    checksum = sum(float(p.detach().double().sum()) for p in network.parameters())
+    rank_pace.finish(losses=[float(loss) for loss in losses], checksum=checksum)
     dist.barrier()
     dist.destroy_process_group()
     return 0
