@@ -47,10 +47,9 @@ def test_cpu_class(tmp_path: Path, cpuinfo: str, name: str | None) -> None:
 def test_this_machine_has_a_class() -> None:
     hardware = Hardware()
     device = hardware.find(os.getpid())
-    assert device.class_name.startswith("cpu/")
+    assert device is not None
+    assert device.class_name.startswith(("cpu/", "nvidia/", "amd/"))
     assert device.class_name != "cpu/unknown"
-    assert device.gpu_uuid == ""
-    assert hardware.error == ""
 
 
 @pytest.mark.parametrize(
@@ -187,7 +186,16 @@ ASK = """
 import json, sys, time
 from stragd.discovery.hardware import Nvidia
 nvidia = Nvidia(sys.argv[1], sys.argv[2], answer_seconds=float(sys.argv[3]))
-found = [nvidia.find(pid) for pid in (100, 101, 102, 103)]
+pids = (100, 101, 102, 103)
+found = [nvidia.find(pid) for pid in pids]
+if sys.argv[4] == "again":
+    # 103 was first asked about after the list was made: nobody can say yet.
+    assert nvidia.knows(100) and not nvidia.knows(103)
+    deadline = time.monotonic() + 60
+    while not nvidia.knows(103):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+        found = [nvidia.find(pid) for pid in pids]
 print(json.dumps([[d and [d.class_name, d.gpu_uuid] for d in found], nvidia.error]), flush=True)
 """
 
@@ -202,6 +210,7 @@ def ask_nvml(tmp_path: Path, standin: str, seconds: float = 60.0) -> tuple[list[
     root = str(Path(__file__).resolve().parent.parent)
     env = os.environ | {"LD_LIBRARY_PATH": str(tmp_path), "STANDIN": standin, "PYTHONPATH": root}
     arguments = [sys.executable, "-c", ASK, "/proc", str(tmp_path / "dev"), str(seconds)]
+    arguments.append("" if standin else "again")
     done = subprocess.run(
         arguments, env=env, capture_output=True, text=True, timeout=120, check=False
     )

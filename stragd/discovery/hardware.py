@@ -103,6 +103,7 @@ class Nvidia:
         self._proc, self._dev = proc, dev
         self._answer_seconds = answer_seconds
         self._devices: dict[int, Device] = {}
+        self._asked: dict[int, float] = {}
         self._listed_at = float("-inf")
         self._retry_at = float("-inf")
         self._worker: queue.SimpleQueue[Callable[[], None]] | None = None
@@ -116,6 +117,7 @@ class Nvidia:
         now = time.monotonic()
         if not self.present or now < self._retry_at:
             return None
+        self._asked.setdefault(pid, now)
         if pid not in self._devices and now - self._listed_at >= LIST_SECONDS:
             self._listed_at = now
             listed = self._ask()
@@ -124,6 +126,16 @@ class Nvidia:
             else:
                 self._devices = listed
         return self._devices.get(pid)
+
+    def knows(self, pid: int) -> bool:
+        """Whether ``find`` can be believed: the list is no older than the first question."""
+        waiting = self.present and not self.error and pid not in self._devices
+        return not waiting or self._listed_at >= self._asked.get(pid, float("inf"))
+
+    def forget(self, pid: int) -> None:
+        """The process is gone; its pid may come back as another."""
+        self._devices.pop(pid, None)
+        self._asked.pop(pid, None)
 
     def holds_device(self, pid: int) -> Device | None:
         """What can be known without NVML: the process has a GPU open, and all are of one model."""
@@ -320,9 +332,15 @@ class Hardware:
         """Why GPUs are not seen, "" where nothing is wrong."""
         return self._nvidia.error
 
-    def find(self, pid: int) -> Device:
-        """Device of a process; the CPU where no driver lists it."""
+    def find(self, pid: int) -> Device | None:
+        """Device of a process, the CPU where no driver lists it; None: ask again later."""
         device = self._nvidia.find(pid) or self._amd.find(pid)
+        if device is None and not self._nvidia.knows(pid):
+            return None
         if device is None and self._nvidia.error:
             device = self._nvidia.holds_device(pid)
         return device or self._cpu
+
+    def forget(self, pid: int) -> None:
+        """The process is gone."""
+        self._nvidia.forget(pid)

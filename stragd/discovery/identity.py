@@ -112,7 +112,7 @@ class Identifier:
         device = self._hardware.find(pid)
         if self._hardware.error:
             self._notes.add(self._hardware.error)
-        if self._hardware.has_gpu and not device.gpu_uuid and not facts:
+        if device is None or (self._hardware.has_gpu and not device.gpu_uuid and not facts):
             return None  # it has not opened its GPU yet
         around = jobkey.Surroundings(self._boot_id, who.network, who.launcher, self._own_ids)
         key = jobkey.job_key(who.environment, placement, around)
@@ -140,6 +140,7 @@ class Identifier:
     def forget(self, pid: int, start_time: int) -> None:
         """A process is gone; unknown ones are no error."""
         self._processes.pop((pid, start_time), None)
+        self._hardware.forget(pid)
         self._claims.release((pid, start_time))
 
     def moved(self) -> list[tuple[int, int]]:
