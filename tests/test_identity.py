@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from stragd.discovery import Identifier, jobkey, launchers
-from tests.processes import Processes, ask, fact, known, start_time, torchrun
+from tests.processes import (
+    Processes,
+    ask,
+    executed,
+    fact,
+    known,
+    start_time,
+    torchrun,
+    wait_for,
+)
 
 
 @pytest.fixture
@@ -356,6 +369,34 @@ def test_communicator_of_all_ranks_wins(processes: Processes, identifier: Identi
     identity = known(identifier, processes.start(torchrun(1, 4)), fact(2, 0), fact(4, 3))
     assert identity.rank == 3
     assert "environment says rank 1" in identifier.notes()[0]
+
+
+def test_renumbered_ranks_stay_one_job(processes: Processes, identifier: Identifier) -> None:
+    # The communicator swaps ranks 1 and 2: two ranks agree with their environment, two do not.
+    pids = processes.launch([torchrun(r, 4) for r in range(4)])
+    found = [known(identifier, p, fact(4, r, 9)) for p, r in zip(pids, (0, 2, 1, 3), strict=True)]
+    assert [i.rank for i in found] == [0, 2, 1, 3]
+    assert len({i.job_key for i in found}) == 1
+
+
+def test_ranks_behind_wrappers_share_their_launcher(
+    processes: Processes, identifier: Identifier
+) -> None:
+    wrapped = ["/bin/sh", "-c", f"{sys.executable} -c 'import time; time.sleep(600)' & wait"]
+    shells = processes.launch([torchrun(r, 2) for r in range(2)], wrapped)
+
+    def is_python(pid: int) -> bool:  # and no longer the shell's fork
+        return Path(f"/proc/{pid}/comm").read_text().startswith("python") and executed(pid)
+
+    def ranks() -> list[int]:
+        texts = [Path(f"/proc/{s}/task/{s}/children").read_text().split() for s in shells]
+        found = [int(t[0]) for t in texts if t]
+        return found if len(found) == 2 and all(map(is_python, found)) else []
+
+    pids = wait_for("the wrapped ranks", ranks)
+    assert len({known(identifier, pid).job_key for pid in pids}) == 1
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_group_beyond_the_job_does_not_win(processes: Processes, identifier: Identifier) -> None:

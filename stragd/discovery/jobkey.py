@@ -83,7 +83,8 @@ def digest(parts: Sequence[tuple[str, str]]) -> int:
 def job_key(environment: Mapping[str, str], placement: Placement, around: Surroundings) -> Key:
     """The key of the job that a placed process belongs to."""
     row = placement.row
-    by_facts = placement.source == "communicator"
+    # Ranks of one job must agree on this, whoever told the single rank.
+    by_facts = placement.recounted
     parts: list[tuple[str, str]] = [
         (name, environment[name]) for name in around.own_ids if environment.get(name)
     ]

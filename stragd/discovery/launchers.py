@@ -128,6 +128,7 @@ class Placement:
     local_rank: int  # -1 where unknown
     source: Literal["environment", "communicator"]
     communicator_id: int = 0  # of the largest communicator, 0 where unknown
+    recounted: bool = False  # the communicator's number of ranks is not the environment's
     alone: bool = False  # the environment speaks of a world of one, so MASTER_ADDR is not the job's
 
 
@@ -229,6 +230,14 @@ def _by_facts(row: Row, big: CommunicatorStatus | None, world: int, notes: list[
         return Resolution(None, notes)
     if big["rank"] < 0:
         return Resolution(None, [*notes, f"{row.launcher}: a communicator does not tell its rank"])
-    return Resolution(
-        Placement(row, big["rank"], big["nranks"], -1, "communicator", big["id"], world == 1), notes
+    placement = Placement(
+        row,
+        big["rank"],
+        big["nranks"],
+        -1,
+        "communicator",
+        big["id"],
+        recounted=big["nranks"] != world,
+        alone=world == 1,
     )
+    return Resolution(placement, notes)
