@@ -118,3 +118,15 @@ def torchrun(rank: int, world: int, local_world: int | None = None, **more: str)
         "TORCHELASTIC_MAX_RESTARTS": 3,
     }
     return {name: str(value) for name, value in env.items()} | more
+
+
+def slurm(task: int, tasks: int, **more: str) -> dict[str, str]:
+    env = {
+        "SLURM_JOB_ID": "4711",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": str(task),
+        "SLURM_NTASKS": str(tasks),
+        "SLURM_LOCALID": str(task),
+        "SLURM_JOB_NAME": "llama",
+    }
+    return env | more

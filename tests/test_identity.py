@@ -17,6 +17,7 @@ from tests.processes import (
     executed,
     fact,
     known,
+    slurm,
     start_time,
     torchrun,
     wait_for,
@@ -32,18 +33,6 @@ def processes() -> Iterator[Processes]:
 @pytest.fixture
 def identifier() -> Identifier:
     return Identifier()
-
-
-def slurm(task: int, tasks: int, **more: str) -> dict[str, str]:
-    env = {
-        "SLURM_JOB_ID": "4711",
-        "SLURM_STEP_ID": "0",
-        "SLURM_PROCID": str(task),
-        "SLURM_NTASKS": str(tasks),
-        "SLURM_LOCALID": str(task),
-        "SLURM_JOB_NAME": "llama",
-    }
-    return env | more
 
 
 def without(env: dict[str, str], *names: str) -> dict[str, str]:
