@@ -47,7 +47,7 @@ class Network(nn.Module):
         self.waits: list[Any] = [None] * layers  # before the gradient of layer i
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
-        for layer, wait in zip(self.layers, self.waits):
+        for layer, wait in zip(self.layers, self.waits, strict=True):
             value = torch.tanh(layer(value))
             if wait is not None:
                 value = DeviceWait.apply(value, wait)
@@ -70,10 +70,10 @@ class Samples(IterableDataset):  # type: ignore[type-arg]
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     pace.add_options(parser)
-    parser.add_argument("--buckets", type=int, default=4, help="all-reduces per step")
+    parser.add_argument("--buckets", type=int, default=2, help="all-reduces per step")
     parser.add_argument("--overlap", action="store_true", help="all-reduces beside backward waits")
     parser.add_argument("--workers", type=int, default=0, help="data-loader processes per rank")
-    parser.add_argument("--log-every", type=int, default=0, help="one more all-reduce every N steps")
+    parser.add_argument("--log-every", type=int, default=0, help="an all-reduce more every N steps")
     return parser.parse_args()
 
 
@@ -105,6 +105,7 @@ def main() -> int:
     model = parallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     batches = iter(DataLoader(Samples(rank), batch_size=None, num_workers=options.workers))
+    losses: list[torch.Tensor] = []
     for step in range(options.steps):
         rank_pace.begin_step()
         value, target = next(batches)
@@ -116,12 +117,15 @@ def main() -> int:
             rank_pace.wait_for_device(pace.BACKWARD)
         loss.backward()
         optimizer.step()
+        losses = [*losses[:1], loss.detach()]
         if options.log_every and step % options.log_every == 0:
             mean = loss.detach().clone()
             dist.all_reduce(mean)
             if rank == 0:
                 print(f"step {step} loss {float(mean) / dist.get_world_size():.4f}", flush=True)
-    rank_pace.finish()
+    # Equal on all ranks only if every gradient was averaged over all of them.
+    checksum = sum(float(p.detach().double().sum()) for p in network.parameters())
+    rank_pace.finish(losses=[float(loss) for loss in losses], checksum=checksum)
     dist.barrier()
     dist.destroy_process_group()
     return 0

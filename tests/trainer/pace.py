@@ -78,6 +78,7 @@ class Pace:
             "after": {"wall": [], "own": []},
         }
         self._own_end = self._begin
+        self._cpu = time.process_time()  # importing torch is not the steps' work
         record.write("started", rank, pid=os.getpid(), step_ms=options.step_ms)
 
     def begin_step(self) -> None:
@@ -114,7 +115,7 @@ class Pace:
 
     def _part(self) -> str:
         options = self._options
-        if self.step < options.slow_after:
+        if options.slow_rank < 0 or self.step < options.slow_after:
             return "before"
         return "after" if 0 <= options.slow_until <= self.step else "slow"
 
@@ -128,7 +129,7 @@ class Pace:
                 "injected" if slow else "withdrawn", self._rank, step=self.step, **values
             )
 
-    def finish(self) -> None:
+    def finish(self, **values: Any) -> None:
         """Write this rank's own step times: milliseconds, by part of the run (all ranks alike)."""
         self.begin_step()
         summary = {
@@ -136,10 +137,9 @@ class Pace:
             for part, times in self._times.items()
             if times["wall"]
         }
-        cpu = time.process_time() * 1e3 / max(1, self.step)
-        self._record.write(
-            "summary", self._rank, steps=self.step, cpu_ms_per_step=round(cpu, 2), parts=summary
-        )
+        cpu = (time.process_time() - self._cpu) * 1e3 / max(1, self.step)
+        values |= {"steps": self.step, "cpu_ms_per_step": round(cpu, 2), "parts": summary}
+        self._record.write("summary", self._rank, **values)
 
 
 def describe(values: list[float]) -> dict[str, float]:

@@ -37,7 +37,7 @@ def run(rank: int, options: argparse.Namespace, address: str) -> None:
         with torch.no_grad():
             for parameter in model.parameters():
                 dist.all_reduce(parameter.grad)
-                parameter -= 0.01 / options.ranks * parameter.grad
+                parameter.sub_(parameter.grad, alpha=0.01 / options.ranks)
     rank_pace.finish()
     dist.barrier()
     dist.destroy_process_group()
