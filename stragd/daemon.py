@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import queue
@@ -117,10 +118,8 @@ class Daemon:
         if self._hangup:
             self._hangup = False
             notify(*reloading())
-            try:
+            with contextlib.suppress(RequestError):  # the reason is in the journal
                 self._reload()
-            except RequestError:
-                pass  # it is in the journal
             notify("READY=1")
         if now - self._ticked >= TICK_SECONDS:
             self._tick(now)
@@ -262,6 +261,7 @@ class Daemon:
         now = self._snapshot
         host = read_host(group=self.config.control.group)
         others = [why for part, why in self._limits.items() if part != "probes"]
+        others += self._watch.notes()
         return examine(host, now["libraries"], self._watch.engine_error, others)
 
     def set_probes(self, on: bool) -> str:

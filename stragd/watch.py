@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
 
 LOST_REPORT_SECONDS = 30.0
+LOOK_AGAIN_SECONDS = 10.0
 
 
 class Engine(Protocol):
@@ -39,6 +40,10 @@ class Engine(Protocol):
     def take_windows(self, timeout: float) -> list[NDArray[np.void]]: ...
     def ranks(self) -> list[RankStatus]: ...
     def libraries(self) -> list[LibraryStatus]: ...
+    def notes(self) -> list[str]:
+        """What a person should know about the identities."""
+        return self._identifier.notes()
+
     def counters(self) -> dict[str, float]: ...
     def set_probes(self, on: bool) -> None: ...
     def progress(self) -> int: ...
@@ -58,6 +63,8 @@ class Identifier(Protocol):
         self, pid: int, start_time: int, facts: list[CommunicatorStatus]
     ) -> Identity | None: ...
     def forget(self, pid: int, start_time: int) -> None: ...
+    def moved(self) -> list[ProcessKey]: ...
+    def notes(self) -> list[str]: ...
 
 
 class Watch:
@@ -83,6 +90,7 @@ class Watch:
         self._scorer = scorer
         self._identifier = identifier
         self._statuses: dict[ProcessKey, RankStatus] = {}
+        self._looked_again = 0.0
         self._reported: set[tuple[str, str, str]] = set()  # libraries in the journal
         self._lost, self._lost_time = 0, -LOST_REPORT_SECONDS
 
@@ -138,6 +146,10 @@ class Watch:
                 "job-ended", f"job {job.name} has ended", job=job.name, job_key=job_key(job.key)
             )
 
+    def notes(self) -> list[str]:
+        """What a person should know about the identities."""
+        return self._identifier.notes()
+
     def counters(self) -> dict[str, float]:
         """The engine's counters."""
         return self.engine.counters() if self.engine is not None else {}
@@ -158,36 +170,48 @@ class Watch:
                 self._statuses.pop(process, None)
 
     def _identify(self, engine: Engine, now: float) -> None:
-        for process in self.table.due(now):
-            status = self._statuses.get(process)
-            facts = status["communicators"] if status else []
-            try:
-                identity = self._identifier.identify(*process, facts)
-            except Exception as error:  # what a process can write must not end the daemon
-                self._journal.write(
-                    "degraded",
-                    f"process {process[0]} cannot be identified: {type(error).__name__}: {error}",
-                    WARNING,
-                    reason=str(error),
-                )
-                continue
-            collectives = status["collectives"] if status else 0
-            if identity is None or not self.table.may_hold(process, identity, collectives):
-                continue
-            known = identity.job_key in self.table.jobs
-            taken = engine.assign(
-                *process, identity.job_key, identity.rank, identity.world_size, identity.class_id
+        """New processes, those whose identity moved, and now and then every one.
+
+        Communicators and GPUs come late, and they can say more than the environment did.
+        """
+        again = self._identifier.moved()
+        if now - self._looked_again >= LOOK_AGAIN_SECONDS:
+            self._looked_again = now
+            again = self.table.processes()
+        for process in [*self.table.due(now), *again]:
+            self._identify_one(engine, process)
+
+    def _identify_one(self, engine: Engine, process: ProcessKey) -> None:
+        status = self._statuses.get(process)
+        facts = status["communicators"] if status else []
+        try:
+            identity = self._identifier.identify(*process, facts)
+        except Exception as error:  # what a process can write must not end the daemon
+            self._journal.write(
+                "degraded",
+                f"process {process[0]} cannot be identified: {type(error).__name__}: {error}",
+                WARNING,
+                reason=str(error),
             )
-            if not taken:
-                continue  # gone already: its end is the next change
-            job = self.table.add(process, identity)
-            if not known:
-                self._journal.write(
-                    "job-seen",
-                    f"job {job.name} ({job.launcher}, {job.world_size} ranks) is watched",
-                    job=job.name,
-                    job_key=job_key(job.key),
-                )
+            return
+        collectives = status["collectives"] if status else 0
+        if identity is None or not self.table.may_hold(process, identity, collectives):
+            return
+        if self.table.refresh(process, identity):
+            return  # the same rank as before
+        if not engine.assign(
+            *process, identity.job_key, identity.rank, identity.world_size, identity.class_id
+        ):
+            return  # gone already: its end is the next change
+        known = identity.job_key in self.table.jobs
+        job = self.table.add(process, identity)
+        if not known:
+            self._journal.write(
+                "job-seen",
+                f"job {job.name} ({job.launcher}, {job.world_size} ranks) is watched",
+                job=job.name,
+                job_key=job_key(job.key),
+            )
 
     def _score(self, array: NDArray[np.void]) -> None:
         for key, rows in split(array):

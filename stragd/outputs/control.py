@@ -50,6 +50,7 @@ Changing verbs, for root only (otherwise ``forbidden``):
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import grp
@@ -348,14 +349,10 @@ class ControlServer:
         self._listener = None
         with self._guard:
             for connection in self._connections:
-                try:
+                with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    pass
         if self._thread is not None:
             self._thread.join(1.0)
-        try:
+        with contextlib.suppress(OSError):
             os.unlink(self.path)
-        except OSError:
-            pass
         self._release_lock()
