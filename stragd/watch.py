@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from stragd.config import Config
 from stragd.finding import job_key
 from stragd.findings import FindingStore, Transition
-from stragd.jobs import Identity, Job, JobTable, ProcessKey, split
+from stragd.jobs import Identity, Job, JobTable, ProcessKey, clean, split
 from stragd.outputs.journal import WARNING, Journal
 from stragd.outputs.snapshot import Library
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LOST_REPORT_SECONDS = 30.0
 LOOK_AGAIN_SECONDS = 10.0
+MAX_PATH = 512
+MAX_LINES = 256
 
 
 class Engine(Protocol):
@@ -40,10 +42,6 @@ class Engine(Protocol):
     def take_windows(self, timeout: float) -> list[NDArray[np.void]]: ...
     def ranks(self) -> list[RankStatus]: ...
     def libraries(self) -> list[LibraryStatus]: ...
-    def notes(self) -> list[str]:
-        """What a person should know about the identities."""
-        return self._identifier.notes()
-
     def counters(self) -> dict[str, float]: ...
     def set_probes(self, on: bool) -> None: ...
     def progress(self) -> int: ...
@@ -266,9 +264,21 @@ class Watch:
             self._lost, self._lost_time = lost, now
 
 
-def _library(status: Mapping[str, Any]) -> Library:
-    names = Library.__annotations__
-    return {name: status[name] for name in names}  # type: ignore[return-value]
+def _library(status: LibraryStatus) -> Library:
+    """A library's path, version and symbols are a job's own words."""
+    return {
+        "kinds": [clean(kind) for kind in status["kinds"]],
+        "path": clean(status["path"], MAX_PATH),
+        "build_id": clean(status["build_id"]),
+        "version": clean(status["version"]),
+        "state": status["state"],
+        "method": status["method"],
+        "probes": status["probes"],
+        "refused": [clean(line) for line in status["refused"][:MAX_LINES]],
+        "missing": [clean(line) for line in status["missing"][:MAX_LINES]],
+        "error": clean(status["error"], MAX_PATH),
+        "processes": status["processes"][:MAX_LINES],
+    }
 
 
 def library_limits(libraries: list[Library]) -> list[str]:

@@ -341,10 +341,8 @@ class ControlServer:
         self._closed.set()
         if self._listener is None:
             return
-        try:
+        with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
-        except OSError:
-            pass
         self._listener.close()
         self._listener = None
         with self._guard:
