@@ -28,19 +28,23 @@ typedef uint64_t stragd_u64;
 
 /* What happened. Values are wire format: append, never renumber. */
 enum stragd_what {
-	STRAGD_ENTER = 1,	  /* host entered a collective call (NCCL, RCCL); no end is seen */
-	STRAGD_ISSUE = 2,	  /* work queued (gloo): comm = process group, aux = work */
-	STRAGD_START = 3,	  /* work began in a worker thread (gloo): aux = work */
-	STRAGD_DETAIL = 4,	  /* what the running work of this thread does (gloo): comm =
-				   * context, count, id = element size, peer = rank, aux = size */
-	STRAGD_DONE = 5,	  /* work ended (gloo): aux = work */
+	STRAGD_ENTER = 1,  /* host entered a collective call (NCCL, RCCL); no end is seen */
+	STRAGD_ISSUE = 2,  /* work queued (gloo): comm = process group, aux = work */
+	STRAGD_START = 3,  /* work began in a worker thread (gloo): aux = work */
+	STRAGD_DETAIL = 4, /* what the running work of this thread does (gloo): comm =
+			    * context, count, id = element size, peer = rank, aux = size */
+	STRAGD_DONE = 5,   /* work ended (gloo): aux = work */
 	STRAGD_GROUP_START = 6,
 	STRAGD_GROUP_END = 7,
-	STRAGD_COMM_INIT = 8,	  /* comm = address of the out pointer, id, rank in peer, nranks in aux */
-	STRAGD_COMM_SPLIT = 9,	  /* comm = parent, id = address of the out pointer, color in peer, key in aux */
-	STRAGD_COMM_SHRINK = 10,  /* comm = parent, id = address of the out pointer */
-	STRAGD_COMM_GROW = 11,	  /* comm = parent, id = address of the out pointer, rank in peer, nranks in aux */
-	STRAGD_COMM_BOUND = 12,	  /* first use of comm: id = address of the out pointer that holds it */
+	STRAGD_COMM_INIT =
+	    8, /* comm = address of the out pointer, id, rank in peer, nranks in aux */
+	STRAGD_COMM_SPLIT =
+	    9, /* comm = parent, id = address of the out pointer, color in peer, key in aux */
+	STRAGD_COMM_SHRINK = 10, /* comm = parent, id = address of the out pointer */
+	STRAGD_COMM_GROW =
+	    11, /* comm = parent, id = address of the out pointer, rank in peer, nranks in aux */
+	STRAGD_COMM_BOUND =
+	    12, /* first use of comm: id = address of the out pointer that holds it */
 	STRAGD_COMM_FINALIZE = 13,
 	STRAGD_COMM_DESTROY = 14,
 	STRAGD_COMM_ABORT = 15,
@@ -49,7 +53,7 @@ enum stragd_what {
 	STRAGD_COMM_RESUME = 18,
 	STRAGD_COMM_INIT_ALL = 19, /* comm = address of the out array, nranks in aux */
 	STRAGD_UNIQUE_ID = 20,
-	STRAGD_FAILED = 21,	  /* work ended with an error (gloo): aux = work */
+	STRAGD_FAILED = 21, /* work ended with an error (gloo): aux = work */
 	STRAGD_WHAT_MAX = 22,
 };
 
@@ -80,21 +84,21 @@ enum stragd_function {
 #define STRAGD_NO_TYPE 255 /* datatype or reduction that the call does not have */
 
 struct stragd_event {
-	stragd_u64 time_ns;   /* CLOCK_MONOTONIC, ns */
-	stragd_u32 tgid;      /* process, initial pid namespace */
-	stragd_u32 tid;	      /* thread, initial pid namespace */
-	stragd_u8 what;	      /* enum stragd_what */
-	stragd_u8 function;   /* enum stragd_function */
-	stragd_u8 datatype;   /* ncclDataType_t, or STRAGD_NO_TYPE */
-	stragd_u8 reduction;  /* ncclRedOp_t, or STRAGD_NO_TYPE */
-	stragd_s32 peer;      /* root or peer or rank; STRAGD_NO_PEER where there is none */
-	stragd_u64 count;     /* elements */
-	stragd_u64 comm;      /* communicator or process group pointer */
-	stragd_u64 id;	      /* collectives: cudaStream_t; COMM_*: first 8 bytes of the unique
-			       * id, or as said above; DETAIL: size of an element in bytes */
-	stragd_u64 aux;	      /* see enum stragd_what */
-	stragd_u32 site;      /* probe site that fired: index into the sites map */
-	stragd_u16 link;      /* link that delivered it */
+	stragd_u64 time_ns;  /* CLOCK_MONOTONIC, ns */
+	stragd_u32 tgid;     /* process, initial pid namespace */
+	stragd_u32 tid;      /* thread, initial pid namespace */
+	stragd_u8 what;      /* enum stragd_what */
+	stragd_u8 function;  /* enum stragd_function */
+	stragd_u8 datatype;  /* ncclDataType_t, or STRAGD_NO_TYPE */
+	stragd_u8 reduction; /* ncclRedOp_t, or STRAGD_NO_TYPE */
+	stragd_s32 peer;     /* root or peer or rank; STRAGD_NO_PEER where there is none */
+	stragd_u64 count;    /* elements */
+	stragd_u64 comm;     /* communicator or process group pointer */
+	stragd_u64 id;       /* collectives: cudaStream_t; COMM_*: first 8 bytes of the unique
+			      * id, or as said above; DETAIL: size of an element in bytes */
+	stragd_u64 aux;      /* see enum stragd_what */
+	stragd_u32 site;     /* probe site that fired: index into the sites map */
+	stragd_u16 link;     /* link that delivered it */
 	stragd_u16 flags;
 };
 

@@ -11,7 +11,7 @@ fn main() {
     let out = PathBuf::from(env::var("OUT_DIR").unwrap()).join("collectives.bpf.o");
     println!("cargo:rerun-if-env-changed=STRAG_BPF_OBJ");
     println!("cargo:rerun-if-env-changed=CLANG");
-    for file in ["collectives.bpf.c", "events.h"] {
+    for file in ["collectives.bpf.c", "events.h", "registers.h", "site.h"] {
         println!("cargo:rerun-if-changed={}", root.join(file).display());
     }
     if let Ok(prebuilt) = env::var("STRAG_BPF_OBJ") {
@@ -27,7 +27,7 @@ fn main() {
     command
         .args(["-g", "-O2", "-target", "bpf", "-mcpu=v3", "-Wall", "-Werror"])
         .arg(format!("-D__TARGET_ARCH_{arch}"))
-        .args(include_paths(&clang))
+        .args(include_paths())
         .arg("-I")
         .arg(&root)
         .arg("-c")
@@ -40,14 +40,21 @@ fn main() {
     assert!(status.success(), "{clang} could not compile bpf/collectives.bpf.c");
 }
 
-/// Where libbpf's and the C library's headers are: libbpf-sys exports its vendored copy,
-/// `asm/types.h` lies in the multiarch folder that the BPF target does not search.
-fn include_paths(_clang: &str) -> Vec<String> {
+/// Where libbpf's and the C library's headers are: libbpf-sys exports its vendored copy to its
+/// direct dependants; `asm/types.h` lies in a multiarch folder that the BPF target does not
+/// search, and any architecture's will do, since only integer types are taken from it.
+fn include_paths() -> Vec<String> {
     let mut paths = Vec::new();
     if let Ok(include) = env::var("DEP_BPF_INCLUDE") {
         paths.push(format!("-I{include}"));
     }
-    let arch = env::var("CARGO_CFG_TARGET_ARCH").unwrap();
-    paths.push(format!("-I/usr/include/{arch}-linux-gnu"));
+    let target = env::var("CARGO_CFG_TARGET_ARCH").unwrap();
+    for arch in [target.as_str(), "x86_64", "aarch64"] {
+        let folder = format!("/usr/include/{arch}-linux-gnu");
+        if PathBuf::from(&folder).join("asm/types.h").exists() {
+            paths.push(format!("-I{folder}"));
+            break;
+        }
+    }
     paths
 }

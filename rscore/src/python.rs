@@ -1,1 +1,216 @@
+//! The boundary to Python, typed in `stragd/_rscore.pyi`. The only file that knows PyO3.
 
+use std::time::Duration;
+
+use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1, PyUntypedArrayMethods};
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+use crate::engine;
+use crate::score;
+use crate::window::{self, RankWindow};
+
+const ROW: usize = std::mem::size_of::<RankWindow>();
+
+/// numpy's dtype of a RankWindow, built from the layout that the struct itself is checked against.
+fn row_dtype(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    let spec = PyDict::new(py);
+    spec.set_item("names", window::LAYOUT.iter().map(|f| f.0).collect::<Vec<_>>())?;
+    spec.set_item("formats", window::LAYOUT.iter().map(|f| f.1).collect::<Vec<_>>())?;
+    spec.set_item("offsets", window::LAYOUT.iter().map(|f| f.2).collect::<Vec<_>>())?;
+    spec.set_item("itemsize", ROW)?;
+    py.import("numpy")?.getattr("dtype")?.call1((spec,))
+}
+
+fn rows_to_array<'py>(
+    py: Python<'py>,
+    rows: &[RankWindow],
+    dtype: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: RankWindow is repr(C), has no padding (144 bytes of fields, checked by LAYOUT's
+    // test) and any of its bytes may be read; the slice lives as long as `rows`.
+    let bytes = unsafe { std::slice::from_raw_parts(rows.as_ptr().cast::<u8>(), rows.len() * ROW) };
+    PyArray1::from_slice(py, bytes).call_method1("view", (dtype,))
+}
+
+fn rows_from_array(windows: &Bound<'_, PyAny>) -> PyResult<Vec<RankWindow>> {
+    let itemsize: usize = windows.getattr("dtype")?.getattr("itemsize")?.extract()?;
+    if itemsize != ROW {
+        return Err(PyValueError::new_err(format!(
+            "windows: rows of {itemsize} bytes where RANK_WINDOW_LAYOUT has {ROW}; \
+             use the dtype of stragd.window"
+        )));
+    }
+    let bytes = windows.call_method1("view", ("u1",))?;
+    let bytes: PyReadonlyArray1<'_, u8> = bytes.extract()?;
+    let bytes = bytes.as_slice().map_err(|_| {
+        PyValueError::new_err("windows: the array is not contiguous; pass numpy.ascontiguousarray")
+    })?;
+    let mut rows = vec![RankWindow::default(); bytes.len() / ROW];
+    // SAFETY: `rows` holds exactly bytes.len() bytes (itemsize divides it), the two do not
+    // overlap, and every bit pattern is a valid RankWindow (integers and floats only).
+    unsafe {
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), rows.as_mut_ptr().cast::<u8>(), bytes.len());
+    }
+    Ok(rows)
+}
+
+/// Reads one optional key of a config dictionary.
+fn option<'py, T: FromPyObjectOwned<'py>>(
+    config: &Bound<'py, PyDict>,
+    key: &str,
+    default: T,
+) -> PyResult<T> {
+    match config.get_item(key)? {
+        None => Ok(default),
+        Some(value) => value.extract().map_err(|_| {
+            PyValueError::new_err(format!("{key}: {value} has the wrong type for this key"))
+        }),
+    }
+}
+
+fn known_keys(config: &Bound<'_, PyDict>, known: &[&str]) -> PyResult<()> {
+    for key in config.keys() {
+        let key: String = key.extract()?;
+        if !known.contains(&key.as_str()) {
+            return Err(PyValueError::new_err(format!(
+                "{key}: unknown key, known are {}",
+                known.join(", ")
+            )));
+        }
+    }
+    Ok(())
+}
+
+#[pyclass(module = "stragd._rscore")]
+struct Engine {
+    engine: engine::Engine,
+}
+
+#[pymethods]
+impl Engine {
+    #[new]
+    fn new(py: Python<'_>, config: &Bound<'_, PyDict>) -> PyResult<Self> {
+        let config = engine_config(config)?;
+        let engine = py
+            .detach(|| engine::Engine::new(config))
+            .map_err(|e| PyOSError::new_err(e.to_string()))?;
+        Ok(Self { engine })
+    }
+
+    fn start(&mut self) -> PyResult<()> {
+        self.engine.start().map_err(|e| PyOSError::new_err(e.to_string()))
+    }
+
+    fn close(&mut self, py: Python<'_>) {
+        py.detach(|| self.engine.close());
+    }
+
+    fn take_processes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let list = PyList::empty(py);
+        for change in self.engine.take_changes() {
+            let item = PyDict::new(py);
+            item.set_item("pid", change.pid)?;
+            item.set_item("start_time", change.start_time)?;
+            item.set_item("state", if change.seen { "seen" } else { "gone" })?;
+            item.set_item("libraries", change.libraries)?;
+            list.append(item)?;
+        }
+        Ok(list)
+    }
+
+    fn assign(
+        &self,
+        pid: u32,
+        start_time: u64,
+        job: u64,
+        rank: u32,
+        world_size: u32,
+        class_id: u32,
+    ) -> bool {
+        self.engine.assign(pid, start_time, job, rank, world_size, class_id)
+    }
+
+    fn take_windows<'py>(&self, py: Python<'py>, timeout: f64) -> PyResult<Bound<'py, PyList>> {
+        let timeout = Duration::try_from_secs_f64(timeout)
+            .map_err(|_| PyValueError::new_err(format!("timeout: {timeout} is no duration")))?;
+        let windows = py.detach(|| self.engine.take_windows(timeout));
+        let dtype = row_dtype(py)?;
+        let list = PyList::empty(py);
+        for rows in &windows {
+            list.append(rows_to_array(py, rows, &dtype)?)?;
+        }
+        Ok(list)
+    }
+
+    fn ranks<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let list = PyList::empty(py);
+        for rank in self.engine.ranks() {
+            let item = PyDict::new(py);
+            item.set_item("pid", rank.pid)?;
+            item.set_item("start_time", rank.start_time)?;
+            item.set_item("job", rank.job)?;
+            item.set_item("rank", rank.rank)?;
+            item.set_item("world_size", rank.world_size)?;
+            item.set_item("events", rank.events)?;
+            item.set_item("collectives", rank.collectives)?;
+            item.set_item("irregular", rank.irregular)?;
+            item.set_item("steps", rank.steps)?;
+            item.set_item("period", rank.period)?;
+            item.set_item("signature", rank.signature)?;
+            item.set_item("source", rank.source)?;
+            item.set_item("last_event_ns", rank.last_event_ns)?;
+            item.set_item("in_flight", rank.in_flight)?;
+            let communicators = PyList::empty(py);
+            for known in rank.communicators {
+                let facts = PyDict::new(py);
+                facts.set_item("id", known.id)?;
+                facts.set_item("rank", known.rank)?;
+                facts.set_item("nranks", known.nranks)?;
+                facts.set_item("collectives", known.collectives)?;
+                communicators.append(facts)?;
+            }
+            item.set_item("communicators", communicators)?;
+            list.append(item)?;
+        }
+        Ok(list)
+    }
+
+    fn libraries<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let list = PyList::empty(py);
+        for status in self.engine.libraries() {
+            let item = PyDict::new(py);
+            item.set_item("kinds", status.library.kinds.names())?;
+            item.set_item("path", &status.library.path)?;
+            item.set_item("build_id", &status.library.build_id)?;
+            item.set_item("version", &status.library.version)?;
+            item.set_item("state", status.state.name())?;
+            item.set_item("method", status.method)?;
+            item.set_item("probes", status.probes)?;
+            let refused: Vec<_> =
+                status.refused.iter().map(|(symbol, why)| format!("{symbol}: {why}")).collect();
+            item.set_item("refused", refused)?;
+            item.set_item("missing", &status.missing)?;
+            item.set_item("error", &status.error)?;
+            list.append(item)?;
+        }
+        Ok(list)
+    }
+
+    fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let figures = PyDict::new(py);
+        for (name, value) in py.detach(|| self.engine.counters()) {
+            figures.set_item(name, value)?;
+        }
+        Ok(figures)
+    }
+
+    fn set_probes(&self, py: Python<'_>, on: bool) {
+        py.detach(|| self.engine.set_probes(on));
+    }
+
+    fn progress(&self) -> u64 {
+        self.engine.progress()
+    }
+}

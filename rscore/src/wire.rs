@@ -120,6 +120,25 @@ pub struct Event {
 
 const _: () = assert!(std::mem::size_of::<Event>() == 64);
 
+/// (field, byte offset) of [`Event`], compared with the BPF object's types at load.
+pub const LAYOUT: &[(&str, usize)] = &[
+    ("time_ns", std::mem::offset_of!(Event, time_ns)),
+    ("tgid", std::mem::offset_of!(Event, tgid)),
+    ("tid", std::mem::offset_of!(Event, tid)),
+    ("what", std::mem::offset_of!(Event, what)),
+    ("function", std::mem::offset_of!(Event, function)),
+    ("datatype", std::mem::offset_of!(Event, datatype)),
+    ("reduction", std::mem::offset_of!(Event, reduction)),
+    ("peer", std::mem::offset_of!(Event, peer)),
+    ("count", std::mem::offset_of!(Event, count)),
+    ("comm", std::mem::offset_of!(Event, comm)),
+    ("id", std::mem::offset_of!(Event, id)),
+    ("aux", std::mem::offset_of!(Event, aux)),
+    ("site", std::mem::offset_of!(Event, site)),
+    ("link", std::mem::offset_of!(Event, link)),
+    ("flags", std::mem::offset_of!(Event, flags)),
+];
+
 /// Bytes of one element of an `ncclDataType_t`; 0 where unknown.
 pub fn datatype_bytes(datatype: u8) -> u64 {
     match datatype {

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: BSD-3-Clause OR GPL-2.0-only */
+/*
+ * What user space tells the program about a probe site, and what the program
+ * counts. rscore/src/probes/site.rs is the twin; both are compared through the
+ * object's BTF when it is loaded.
+ */
+#ifndef STRAGD_SITE_H
+#define STRAGD_SITE_H
+
+#include "events.h"
+
+/* Where a value is. The place of an argument after the probe's own prologue
+ * shift is computed in user space; the program only follows it. */
+enum stragd_place_kind {
+	STRAGD_PLACE_CONST = 0, /* offsets[0] */
+	STRAGD_PLACE_VALUE = 1, /* the base register, then `depth` reads: each at the
+				 * address so far plus the next offset */
+};
+
+#define STRAGD_BASE_SP 8 /* bases 0..7: integer argument registers in order */
+#define STRAGD_DEPTH_MAX 3
+
+struct stragd_place {
+	stragd_u8 kind;
+	stragd_u8 base;
+	stragd_u8 width; /* 1, 2, 4 or 8 bytes of the value */
+	stragd_u8 flags; /* bits 0..1: depth; bit 2: sign-extend */
+	stragd_s32 offsets[STRAGD_DEPTH_MAX];
+};
+
+#define STRAGD_PLACE_DEPTH 3u
+#define STRAGD_PLACE_SIGNED 4u
+
+/* Order of the places of a site: the first four are the record's 64-bit fields. */
+enum stragd_field {
+	STRAGD_FIELD_COUNT = 0,
+	STRAGD_FIELD_COMM = 1,
+	STRAGD_FIELD_ID = 2,
+	STRAGD_FIELD_AUX = 3,
+	STRAGD_FIELD_PEER = 4,
+	STRAGD_FIELD_DATATYPE = 5,
+	STRAGD_FIELD_REDUCTION = 6,
+	STRAGD_FIELDS = 7,
+};
+
+/* flags of a site */
+#define STRAGD_SITE_LIFECYCLE 1u /* goes to the lifecycle ring */
+#define STRAGD_SITE_BYTES 2u     /* count is in bytes: divide by id */
+#define STRAGD_SITE_OUT_COMM 4u  /* comm is where the new communicator will be written */
+#define STRAGD_SITE_OUT_ID 8u    /* id is where */
+#define STRAGD_SITE_USES 16u     /* comm is in use: bind it if it is not yet known */
+#define STRAGD_SITE_ENDS 32u     /* comm ends: forget it */
+
+struct stragd_site {
+	stragd_u8 what;
+	stragd_u8 function;
+	stragd_u16 flags;
+	stragd_u32 row; /* row of the probe table; user space only */
+	struct stragd_place places[STRAGD_FIELDS];
+};
+
+_Static_assert(sizeof(struct stragd_place) == 16, "place is 16 bytes");
+_Static_assert(sizeof(struct stragd_site) == 120, "site is 120 bytes");
+
+#define STRAGD_SITES_MAX 2048
+#define STRAGD_LINKS_MAX 1024
+
+struct stragd_counters {
+	stragd_u64 events[32];                   /* by what: reserved and submitted */
+	stragd_u64 lost[32];                     /* by what: no room in the ring */
+	stragd_u64 read_failed;                  /* reads of user memory that failed */
+	stragd_u64 ignored;                      /* dropped: process is ignored */
+	stragd_u64 claim_full;                   /* let through unclaimed: claim map full */
+	stragd_u64 comm_full;                    /* communicator not remembered: map full */
+	stragd_u64 bad_site;                     /* cookie without a site */
+	stragd_u64 duplicates[STRAGD_LINKS_MAX]; /* by link: hits another link owns */
+};
+
+#endif

@@ -1,0 +1,184 @@
+//! The reading half of the two BPF ring buffers.
+//!
+//! Records are read where the kernel wrote them. libbpf's reader costs an indirect call and
+//! two atomics a record; here a record costs one load and the consumer position is published
+//! once per batch.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::wire::Event;
+
+const BUSY: u32 = 1 << 31;
+const DISCARDED: u32 = 1 << 30;
+const HEADER: u64 = 8;
+/// Records after which the kernel is told that there is room again.
+const BATCH: usize = 512;
+
+/// One memory mapping, unmapped when dropped.
+struct Mapping {
+    address: NonNull<u8>,
+    bytes: usize,
+}
+
+impl Mapping {
+    fn new(fd: BorrowedFd<'_>, bytes: usize, writable: bool, offset: usize) -> io::Result<Mapping> {
+        let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
+        let address = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                protection,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                offset as libc::off_t,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let address = NonNull::new(address.cast()).ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Mapping { address, bytes })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: address and length are those of a mapping this value owns.
+        unsafe { libc::munmap(self.address.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// One ring: the consumer's page, and the producer's page followed by the data, mapped twice
+/// in a row so that no record is torn.
+struct Ring {
+    consumer: Mapping,
+    producer: Mapping,
+    page: usize,
+    mask: u64,
+    /// Our position; published to the kernel in batches.
+    position: u64,
+}
+
+// SAFETY: the mappings belong to this value alone in this process; the kernel is the only
+// other party and all shared words are atomics.
+unsafe impl Send for Ring {}
+
+impl Ring {
+    /// Map the ring `fd` with `bytes` of data.
+    fn new(fd: BorrowedFd<'_>, bytes: u32) -> io::Result<Ring> {
+        if !bytes.is_power_of_two() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        // SAFETY: sysconf reads a constant.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        let page = usize::try_from(page).map_err(|_| io::Error::last_os_error())?;
+        let consumer = Mapping::new(fd, page, true, 0)?;
+        let producer = Mapping::new(fd, page + 2 * bytes as usize, false, page)?;
+        let mut ring = Ring { consumer, producer, page, mask: u64::from(bytes) - 1, position: 0 };
+        ring.position = ring.consumer_word().load(Ordering::Acquire);
+        Ok(ring)
+    }
+
+    fn consumer_word(&self) -> &AtomicU64 {
+        // SAFETY: the first word of the consumer page, aligned, alive as long as self.
+        unsafe { &*self.consumer.address.as_ptr().cast::<AtomicU64>() }
+    }
+
+    /// How far the kernel has reserved.
+    fn produced(&self) -> u64 {
+        // SAFETY: the first word of the producer page, aligned, alive as long as self.
+        let word = unsafe { &*self.producer.address.as_ptr().cast::<AtomicU64>() };
+        word.load(Ordering::Acquire)
+    }
+
+    /// The next finished record before `end`, and where the one after it begins.
+    #[inline]
+    fn peek(&mut self, end: u64) -> Option<(&Event, u64)> {
+        while self.position < end {
+            let at = self.page + (self.position & self.mask) as usize;
+            // SAFETY: `at` is below page + data size and a multiple of 8 (the kernel rounds
+            // records up to 8), the data is mapped twice, so header and record lie inside.
+            let header = unsafe { &*self.producer.address.as_ptr().add(at).cast::<AtomicU32>() };
+            let header = header.load(Ordering::Acquire);
+            if header & BUSY != 0 {
+                return None;
+            }
+            let length = header & !(BUSY | DISCARDED);
+            let next = self.position + ((u64::from(length) + HEADER + 7) & !7);
+            if header & DISCARDED != 0 || length as usize != std::mem::size_of::<Event>() {
+                self.position = next;
+                continue;
+            }
+            // SAFETY: as above; the record is 64 bytes of integers, finished (not BUSY, seen
+            // with Acquire), and the kernel does not reuse it before `publish`.
+            let event = unsafe {
+                let record = self.producer.address.as_ptr().add(at + HEADER as usize);
+                &*record.cast::<Event>()
+            };
+            return Some((event, next));
+        }
+        None
+    }
+
+    fn publish(&self) {
+        self.consumer_word().store(self.position, Ordering::Release);
+    }
+}
+
+/// The reading half of the probes; lives in a thread of its own.
+pub struct Drain {
+    lifecycle: Ring,
+    bulk: Ring,
+}
+
+impl Drain {
+    pub(super) fn new(
+        lifecycle: (BorrowedFd<'_>, u32),
+        bulk: (BorrowedFd<'_>, u32),
+    ) -> io::Result<Drain> {
+        Ok(Drain {
+            lifecycle: Ring::new(lifecycle.0, lifecycle.1)?,
+            bulk: Ring::new(bulk.0, bulk.1)?,
+        })
+    }
+
+    /// Hand every finished event to `f`, both rings merged by time; returns how many.
+    ///
+    /// A communicator's COMM_* and COMM_BOUND events come before its collectives: the program
+    /// submits them first, and the bulk ring's end is read before the lifecycle ring's.
+    /// Never waits: call it every 1 to 5 ms.
+    pub fn drain<F: FnMut(&Event)>(&mut self, mut f: F) -> usize {
+        let bulk_end = self.bulk.produced();
+        let lifecycle_end = self.lifecycle.produced();
+        let mut events = 0;
+        while let Some((first, next)) = self.lifecycle.peek(lifecycle_end) {
+            let time = first.time_ns;
+            match self.bulk.peek(bulk_end) {
+                Some((event, next)) if event.time_ns < time => {
+                    f(event);
+                    self.bulk.position = next;
+                }
+                _ => {
+                    f(first);
+                    self.lifecycle.position = next;
+                }
+            }
+            events += 1;
+        }
+        self.lifecycle.publish();
+        while let Some((event, next)) = self.bulk.peek(bulk_end) {
+            f(event);
+            self.bulk.position = next;
+            events += 1;
+            if events % BATCH == 0 {
+                self.bulk.publish();
+            }
+        }
+        self.bulk.publish();
+        events
+    }
+}
