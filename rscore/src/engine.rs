@@ -10,6 +10,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::discover::library::{Kinds, Wanted};
+use crate::discover::process::ProcessKey;
 use crate::discover::{self, Change, Discovery};
 use crate::probes::{self, Drain, Probes};
 use crate::steps::{self, Pipeline};
@@ -36,17 +38,34 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 pub struct Config {
     pub probes: probes::Options,
     pub allow_single_step: bool,
-    pub discovery: discover::Config,
+    /// Let the kernel measure the BPF program's run time.
+    pub measure_run_time: bool,
+    /// Time between two sweeps of `/proc`.
+    pub sweep: Duration,
+    pub max_processes: usize,
     pub windows: steps::Config,
 }
 
-/// A process that uses a known library appeared or ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A library without processes is kept attached this long: short jobs in a row share a link.
+const LINGER: Duration = Duration::from_secs(10);
+
+impl Config {
+    fn discovery(&self) -> discover::Config {
+        let names = |nccl, rccl, gloo| probes::names(&probes::Kinds { nccl, rccl, gloo });
+        let nccl = names(true, false, false);
+        let only_rccl = |name: &String| !nccl.contains(name);
+        let rccl = names(false, true, false).into_iter().filter(only_rccl).collect();
+        let wanted = Wanted { rccl, gloo: names(false, false, true), nccl };
+        let (sweep, max_processes) = (self.sweep, self.max_processes);
+        discover::Config { sweep, max_processes, wanted, linger: LINGER, sideband: true }
+    }
+}
+
+/// A process uses libraries of these kinds, or (`None`) ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessChange {
-    pub pid: u32,
-    pub start_time: u64,
-    pub seen: bool,
-    pub libraries: Vec<&'static str>,
+    pub process: ProcessKey,
+    pub kinds: Option<Kinds>,
 }
 
 /// One line that names the thing, the reason and the way out.
@@ -73,23 +92,25 @@ struct Shared {
     discovery: Mutex<DiscoveryFigures>,
     dropped_changes: AtomicU64,
     dropped_windows: AtomicU64,
-    closed_windows: AtomicU64,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+/// What the discovery thread publishes of itself.
+#[derive(Clone, Debug, Default)]
 struct DiscoveryFigures {
     lag_seconds: f64,
     sideband_lost: u64,
-    sideband: bool,
-    processes: usize,
-    refused_processes: u64,
+    /// Empty where there is a side-band.
+    sideband_error: String,
+    counters: discover::Counters,
+    uses: Vec<discover::LibraryUse>,
 }
 
 /// Discovery, probes, drain and windows of one node.
 pub struct Engine {
     config: Config,
     shared: Arc<Shared>,
-    drain: Option<Drain>,
+    /// Until the drain thread takes it; in a mutex because a Drain is for one thread.
+    drain: Mutex<Option<Drain>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -105,11 +126,13 @@ impl Engine {
     /// # Errors
     /// Where the kernel refuses, with the missing capability or feature named.
     pub fn new(config: Config) -> Result<Self, Error> {
-        let (probes, drain) = Probes::load(&config.probes).map_err(|e| Error(e.to_string()))?;
+        let failed = |e: probes::Error| Error(e.to_string());
+        let (mut probes, drain) = Probes::load(&config.probes).map_err(failed)?;
+        probes.measure_run_time(config.measure_run_time).map_err(failed)?;
         let shared = Arc::new(Shared {
             stop: AtomicBool::new(false),
             progress: AtomicU64::new(0),
-            pipeline: Mutex::new(Pipeline::new(config.windows.clone())),
+            pipeline: Mutex::new(Pipeline::new(config.windows)),
             attacher: Mutex::new(Attacher::new(probes, config.allow_single_step)),
             changes: Mutex::default(),
             windows: Mutex::default(),
@@ -117,9 +140,8 @@ impl Engine {
             discovery: Mutex::default(),
             dropped_changes: AtomicU64::new(0),
             dropped_windows: AtomicU64::new(0),
-            closed_windows: AtomicU64::new(0),
         });
-        Ok(Self { config, shared, drain: Some(drain), threads: Vec::new() })
+        Ok(Self { config, shared, drain: Mutex::new(Some(drain)), threads: Vec::new() })
     }
 
     /// Starts the threads; a second call does nothing.
@@ -127,11 +149,11 @@ impl Engine {
     /// # Errors
     /// Where a thread cannot be started.
     pub fn start(&mut self) -> Result<(), Error> {
-        let Some(drain) = self.drain.take() else { return Ok(()) };
+        let Some(drain) = lock(&self.drain).take() else { return Ok(()) };
         let shared = Arc::clone(&self.shared);
         self.spawn("stragd-drain", move || drain_loop(&shared, drain))?;
         let shared = Arc::clone(&self.shared);
-        let config = self.config.discovery.clone();
+        let config = self.config.discovery();
         self.spawn("stragd-discover", move || discover_loop(&shared, config))
     }
 
@@ -201,7 +223,14 @@ impl Engine {
     /// Every library seen, attached or not.
     #[must_use]
     pub fn libraries(&self) -> Vec<LibraryStatus> {
-        lock(&self.shared.attacher).statuses()
+        let uses = lock(&self.shared.discovery).uses.clone();
+        lock(&self.shared.attacher).statuses(&uses)
+    }
+
+    /// Why processes are found by sweeps only; empty where the perf side-band works.
+    #[must_use]
+    pub fn sideband_error(&self) -> String {
+        lock(&self.shared.discovery).sideband_error.clone()
     }
 
     /// Kill switch: off detaches every probe before it returns, on attaches them again.
@@ -219,16 +248,19 @@ impl Engine {
     #[must_use]
     pub fn counters(&self) -> Vec<(String, f64)> {
         let mut figures = lock(&self.shared.attacher).counters();
-        let discovery = *lock(&self.shared.discovery);
+        let pipeline = lock(&self.shared.pipeline).counters();
+        let discovery = lock(&self.shared.discovery).clone();
         let mut put = |name: &str, value: f64| figures.push((name.into(), value));
         put("discovery_lag_seconds", discovery.lag_seconds);
-        put("sideband", f64::from(u8::from(discovery.sideband)));
+        put("sideband", f64::from(u8::from(discovery.sideband_error.is_empty())));
         put("sideband_lost", discovery.sideband_lost as f64);
-        put("processes", discovery.processes as f64);
-        put("lost.process_limit", discovery.refused_processes as f64);
+        put("processes", discovery.counters.processes as f64);
+        put("lost.process_limit", discovery.counters.refused_processes as f64);
+        put("lost.pipeline", pipeline.dropped_events as f64);
+        let dropped = self.shared.dropped_windows.load(Ordering::Relaxed);
+        put("lost.windows", (dropped + pipeline.dropped_windows) as f64);
         put("lost.changes", self.shared.dropped_changes.load(Ordering::Relaxed) as f64);
-        put("lost.windows", self.shared.dropped_windows.load(Ordering::Relaxed) as f64);
-        put("windows", self.shared.closed_windows.load(Ordering::Relaxed) as f64);
+        put("windows", pipeline.windows as f64);
         figures
     }
 }
@@ -242,15 +274,16 @@ impl Drop for Engine {
 fn drain_loop(shared: &Shared, mut drain: Drain) {
     let mut pause = LONGEST_PAUSE;
     let mut next_tick = Instant::now();
+    let mut lost = 0;
     while !shared.stop.load(Ordering::Relaxed) {
         let (drained, fill) = {
             let mut pipeline = lock(&shared.pipeline);
             let fill = drain.fill();
-            (drain.drain(&mut |event| pipeline.on_event(event)), fill)
+            (drain.drain(|event| pipeline.on_event(event)), fill)
         };
         if Instant::now() >= next_tick {
             next_tick = Instant::now() + TICK;
-            tick(shared, &drain);
+            tick(shared, &mut lost);
         }
         shared.progress.fetch_add(1, Ordering::Relaxed);
         // A quarter full after one pause: halve the pause. Nearly empty: double it.
@@ -268,16 +301,19 @@ fn drain_loop(shared: &Shared, mut drain: Drain) {
     }
 }
 
-fn tick(shared: &Shared, drain: &Drain) {
+fn tick(shared: &Shared, lost: &mut u64) {
+    // While somebody attaches or detaches, the last known figure will do.
+    if let Ok(attacher) = shared.attacher.try_lock() {
+        *lost = attacher.lost_events();
+    }
     let closed = {
         let mut pipeline = lock(&shared.pipeline);
-        pipeline.tick(clock::monotonic_ns(), clock::realtime_ns(), drain.lost());
+        pipeline.tick(clock::monotonic_ns(), clock::realtime_ns(), *lost);
         pipeline.take_windows()
     };
     if closed.is_empty() {
         return;
     }
-    shared.closed_windows.fetch_add(closed.len() as u64, Ordering::Relaxed);
     let mut windows = lock(&shared.windows);
     windows.extend(closed);
     while windows.len() > MAX_WINDOWS {
@@ -290,33 +326,44 @@ fn tick(shared: &Shared, drain: &Drain) {
 fn discover_loop(shared: &Shared, config: discover::Config) {
     let mut discovery = Discovery::new(config);
     while !shared.stop.load(Ordering::Relaxed) {
+        let mut gone = Vec::new();
         for change in discovery.poll(Duration::from_millis(200)) {
-            apply(shared, change);
+            apply(shared, change, &mut gone);
         }
+        if !gone.is_empty() {
+            lock(&shared.attacher).forget(&gone);
+        }
+        touch_strangers(shared, &mut discovery);
         *lock(&shared.discovery) = DiscoveryFigures {
-            lag_seconds: discovery.lag_seconds(),
+            lag_seconds: discovery.lag(),
             sideband_lost: discovery.sideband_lost(),
-            sideband: discovery.has_sideband(),
-            processes: discovery.processes(),
-            refused_processes: discovery.refused_processes(),
+            sideband_error: discovery.sideband_error().into(),
+            counters: discovery.counters(),
+            uses: discovery.statuses(),
         };
     }
 }
 
-fn apply(shared: &Shared, change: Change) {
+/// A forked worker maps nothing anew, so only its events tell of it.
+fn touch_strangers(shared: &Shared, discovery: &mut Discovery) {
+    let ranks = lock(&shared.pipeline).ranks();
+    for rank in ranks.iter().filter(|rank| rank.start_time == 0) {
+        discovery.touch(rank.pid);
+    }
+}
+
+fn apply(shared: &Shared, change: Change, gone: &mut Vec<u32>) {
     match change {
         Change::Library(library) => lock(&shared.attacher).add(library),
         Change::LibraryUnused(id) => lock(&shared.attacher).remove(id),
-        Change::Seen { pid, start_time, kinds } => {
-            lock(&shared.pipeline).seen(pid, start_time);
-            let libraries = kinds.names();
-            push_change(shared, ProcessChange { pid, start_time, seen: true, libraries });
+        Change::Seen { process, kinds } => {
+            lock(&shared.pipeline).seen(process.pid, process.start_time);
+            push_change(shared, ProcessChange { process, kinds: Some(kinds) });
         }
-        Change::Gone { pid, start_time } => {
-            lock(&shared.attacher).forget(pid);
-            lock(&shared.pipeline).gone(pid, start_time);
-            let libraries = Vec::new();
-            push_change(shared, ProcessChange { pid, start_time, seen: false, libraries });
+        Change::Gone { process } => {
+            gone.push(process.pid);
+            lock(&shared.pipeline).gone(process.pid, process.start_time);
+            push_change(shared, ProcessChange { process, kinds: None });
         }
     }
 }

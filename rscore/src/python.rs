@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use numpy::{PyArray1, PyArrayMethods, PyReadonlyArray1, PyUntypedArrayMethods};
+use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use crate::engine;
+use crate::probes;
 use crate::score;
+use crate::steps;
 use crate::window::{self, RankWindow};
 
 const ROW: usize = std::mem::size_of::<RankWindow>();
@@ -83,6 +85,81 @@ fn known_keys(config: &Bound<'_, PyDict>, known: &[&str]) -> PyResult<()> {
     Ok(())
 }
 
+/// A ring size: a power of two of at least a page.
+fn ring_bytes(config: &Bound<'_, PyDict>, key: &str, default: u32) -> PyResult<u32> {
+    let bytes = option(config, key, default)?;
+    if !bytes.is_power_of_two() || !(4096..=1 << 30).contains(&bytes) {
+        return Err(PyValueError::new_err(format!(
+            "{key}: {bytes} is not a power of two between 4096 and 2^30"
+        )));
+    }
+    Ok(bytes)
+}
+
+/// A span of time in seconds, within bounds.
+fn seconds(config: &Bound<'_, PyDict>, key: &str, default: f64) -> PyResult<Duration> {
+    let value = option(config, key, default)?;
+    if !(0.1..=86_400.0).contains(&value) {
+        return Err(PyValueError::new_err(format!("{key}: {value} is not between 0.1 and 86400")));
+    }
+    Ok(Duration::from_secs_f64(value))
+}
+
+fn count(config: &Bound<'_, PyDict>, key: &str, default: usize, most: usize) -> PyResult<usize> {
+    let value = option(config, key, default)?;
+    if !(1..=most).contains(&value) {
+        return Err(PyValueError::new_err(format!("{key}: {value} is not between 1 and {most}")));
+    }
+    Ok(value)
+}
+
+fn engine_config(config: &Bound<'_, PyDict>) -> PyResult<engine::Config> {
+    known_keys(
+        config,
+        &[
+            "ring_bytes",
+            "lifecycle_ring_bytes",
+            "sweep_seconds",
+            "window_steps",
+            "window_seconds",
+            "allow_single_step",
+            "attach_method",
+            "max_processes",
+            "measure_run_time",
+        ],
+    )?;
+    let defaults = probes::Options::default();
+    let method: String = option(config, "attach_method", "auto".into())?;
+    let method = match method.as_str() {
+        "auto" => probes::Method::Auto,
+        "uprobe_multi" => probes::Method::Multi,
+        "perf" => probes::Method::Perf,
+        other => {
+            return Err(PyValueError::new_err(format!(
+                "attach_method: {other} is none of auto, uprobe_multi, perf"
+            )))
+        }
+    };
+    let max_processes = count(config, "max_processes", 1024, 65_536)?;
+    let window = seconds(config, "window_seconds", 30.0)?;
+    Ok(engine::Config {
+        probes: probes::Options {
+            bulk_bytes: ring_bytes(config, "ring_bytes", defaults.bulk_bytes)?,
+            lifecycle_bytes: ring_bytes(config, "lifecycle_ring_bytes", defaults.lifecycle_bytes)?,
+            method,
+        },
+        allow_single_step: option(config, "allow_single_step", false)?,
+        measure_run_time: option(config, "measure_run_time", true)?,
+        sweep: seconds(config, "sweep_seconds", 30.0)?,
+        max_processes,
+        windows: steps::Config {
+            window_steps: count(config, "window_steps", 100, 100_000)?,
+            window_ns: window.as_nanos() as u64,
+            max_processes,
+        },
+    })
+}
+
 #[pyclass(module = "stragd._rscore")]
 struct Engine {
     engine: engine::Engine,
@@ -111,10 +188,10 @@ impl Engine {
         let list = PyList::empty(py);
         for change in self.engine.take_changes() {
             let item = PyDict::new(py);
-            item.set_item("pid", change.pid)?;
-            item.set_item("start_time", change.start_time)?;
-            item.set_item("state", if change.seen { "seen" } else { "gone" })?;
-            item.set_item("libraries", change.libraries)?;
+            item.set_item("pid", change.process.pid)?;
+            item.set_item("start_time", change.process.start_time)?;
+            item.set_item("state", if change.kinds.is_some() { "seen" } else { "gone" })?;
+            item.set_item("libraries", change.kinds.unwrap_or_default().names())?;
             list.append(item)?;
         }
         Ok(list)
@@ -183,7 +260,7 @@ impl Engine {
             let item = PyDict::new(py);
             item.set_item("kinds", status.library.kinds.names())?;
             item.set_item("path", &status.library.path)?;
-            item.set_item("build_id", &status.library.build_id)?;
+            item.set_item("build_id", status.library.build_id_hex())?;
             item.set_item("version", &status.library.version)?;
             item.set_item("state", status.state.name())?;
             item.set_item("method", status.method)?;
@@ -193,6 +270,7 @@ impl Engine {
             item.set_item("refused", refused)?;
             item.set_item("missing", &status.missing)?;
             item.set_item("error", &status.error)?;
+            item.set_item("processes", &status.processes)?;
             list.append(item)?;
         }
         Ok(list)
@@ -213,4 +291,19 @@ impl Engine {
     fn progress(&self) -> u64 {
         self.engine.progress()
     }
+}
+
+/// Stateful scores of every job on this scorer.
+#[pyclass(module = "stragd._rscore")]
+struct Scorer {
+    scorer: score::Scorer,
+}
+
+#[pymodule]
+fn _rscore(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
+    module.add("RANK_WINDOW_LAYOUT", window::LAYOUT.to_vec())?;
+    module.add("RANK_WINDOW_BYTES", ROW)?;
+    module.add_class::<Engine>()?;
+    module.add_class::<Scorer>()
 }

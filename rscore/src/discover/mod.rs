@@ -11,10 +11,13 @@
 mod cache;
 pub mod elf;
 mod examine;
+mod headers;
 pub mod library;
 pub mod maps;
+mod perf_ring;
 pub mod process;
 mod reader;
+mod records;
 mod resolver;
 pub mod sideband;
 mod text;
@@ -39,8 +42,6 @@ const COALESCE: Duration = Duration::from_millis(5);
 const SLICE: Duration = Duration::from_millis(50);
 /// Work done in the first call, which sweeps.
 const FIRST_SLICE: Duration = Duration::from_secs(20);
-/// When a process whose thread ended is looked for again: EXIT comes before the end.
-const EXIT_CHECKS_MS: [u64; 5] = [1, 5, 25, 125, 625];
 /// Sweeps that lost records may cause: one a second.
 const EARLY_SWEEP: Duration = Duration::from_secs(1);
 /// Processes waiting for a look, files known to be quiet, exits waiting for a check.
@@ -54,6 +55,9 @@ pub struct Config {
     /// Processes tracked at most, forked workers included.
     pub max_processes: usize,
     pub wanted: Wanted,
+    /// Time that a library without processes is kept: short jobs one after the other should
+    /// not cost a detach and an attach each.
+    pub linger: Duration,
     /// False: sweep only.
     pub sideband: bool,
 }
@@ -127,6 +131,8 @@ pub struct Discovery {
     files: FileCache,
     libraries: HashMap<LibraryId, Arc<Library>>,
     unannounced: Vec<Arc<Library>>,
+    /// Libraries without processes, and when they are given up.
+    idle: HashMap<LibraryId, Instant>,
     next_library: u32,
     sideband: Option<Sideband>,
     sideband_error: String,
@@ -169,6 +175,7 @@ impl Discovery {
             files: FileCache::default(),
             libraries: HashMap::new(),
             unannounced: Vec::new(),
+            idle: HashMap::new(),
             next_library: 0,
             sideband,
             sideband_error,
@@ -201,6 +208,7 @@ impl Discovery {
             self.start_sweep_when_due();
             self.work(slice);
             self.collect();
+            self.give_up_idle_libraries();
             if !self.changes.is_empty() {
                 return std::mem::take(&mut self.changes);
             }
@@ -209,8 +217,9 @@ impl Discovery {
                 return Vec::new();
             }
             if self.queue.is_empty() && self.sweep_queue.is_empty() {
-                let exits = self.exits.values().map(|(due, _)| *due).min();
-                let next = exits.into_iter().fold(end.min(self.sweep_due), Instant::min);
+                let exits = self.exits.values().map(|(due, _)| *due);
+                let dues = exits.chain(self.idle.values().copied());
+                let next = dues.fold(end.min(self.sweep_due), Instant::min);
                 self.wait(next.saturating_duration_since(now));
             }
         }
@@ -278,80 +287,6 @@ impl Discovery {
         if let Err(e) = sideband.wait(left) {
             self.sideband_error = format!("perf side-band: poll: {e}");
             self.sideband = None;
-        }
-    }
-
-    fn read_sideband(&mut self) {
-        let Some(sideband) = &mut self.sideband else { return };
-        self.read_at = Instant::now();
-        let (quiet, own) = (&self.quiet, self.own_pid);
-        let mut records = std::mem::take(&mut self.records);
-        sideband.read(&mut records, |record| match record {
-            Record::Map { pid, file, .. } => *pid != own && !quiet.contains(file),
-            _ => true,
-        });
-        let lost = sideband.lost();
-        if lost > self.lost {
-            self.sweep_due = self.sweep_due.min(Instant::now() + EARLY_SWEEP);
-            self.lost = lost;
-        }
-        for record in records.drain(..) {
-            match record {
-                Record::Map { time, pid, file, .. } => self.enqueue(pid, time, Some(file)),
-                Record::Exec { pid, time } => self.tracker.exec(pid, time),
-                Record::Fork { pid, parent, time } => {
-                    self.tracker.forked(parent, pid, time);
-                    if self.waiting.contains_key(&parent) {
-                        self.enqueue(pid, 0, None);
-                    }
-                }
-                Record::Exit { pid, .. } if self.tracker.is_tracked(pid) => {
-                    if self.exits.len() < MAX_PENDING {
-                        self.exits.entry(pid).or_insert((Instant::now(), 0));
-                    }
-                }
-                Record::Exit { .. } => {}
-            }
-        }
-        self.records = records;
-    }
-
-    fn enqueue(&mut self, pid: u32, since: u64, file: Option<FileKey>) {
-        if let Some(waiting) = self.waiting.get_mut(&pid) {
-            if waiting.files.len() < 64 {
-                waiting.files.extend(file);
-            }
-        } else if self.waiting.len() < MAX_PENDING {
-            self.waiting.insert(pid, Waiting { since, files: file.into_iter().collect() });
-            self.queue.push_back(pid);
-        } else {
-            self.sweep_due = self.sweep_due.min(Instant::now() + EARLY_SWEEP);
-        }
-    }
-
-    /// A process is still there while its last thread ends, so an exit is checked some times.
-    fn check_exits(&mut self) {
-        let now = Instant::now();
-        let due: Vec<u32> =
-            self.exits.iter().filter(|(_, (at, _))| *at <= now).map(|(pid, _)| *pid).collect();
-        for pid in due {
-            let alive = match process::stat(pid) {
-                Ok(Some(stat)) => self.tracker.key(pid).is_none_or(|key| key == stat.key),
-                Ok(None) => false,
-                Err(_) => true,
-            };
-            if !alive {
-                self.tracker.gone(pid);
-            }
-            let checks = self.exits.get(&pid).map_or(0, |(_, checks)| *checks);
-            match EXIT_CHECKS_MS.get(checks) {
-                Some(ms) if alive => {
-                    self.exits.insert(pid, (now + Duration::from_millis(*ms), checks + 1));
-                }
-                _ => {
-                    self.exits.remove(&pid);
-                }
-            }
         }
     }
 
@@ -427,12 +362,23 @@ impl Discovery {
             match event {
                 Event::Seen(process, kinds) => self.changes.push(Change::Seen { process, kinds }),
                 Event::Gone(process) => self.changes.push(Change::Gone { process }),
-                Event::Unused(id) if self.tracker.is_used(id) => {}
                 Event::Unused(id) => {
-                    self.drop_library(id);
-                    self.changes.push(Change::LibraryUnused(id));
+                    self.idle.insert(id, Instant::now() + self.config.linger);
                 }
             }
+        }
+    }
+
+    fn give_up_idle_libraries(&mut self) {
+        let now = Instant::now();
+        let tracker = &self.tracker;
+        self.idle.retain(|id, _| !tracker.is_used(*id));
+        let due: Vec<LibraryId> =
+            self.idle.iter().filter(|(_, at)| **at <= now).map(|(id, _)| *id).collect();
+        for id in due {
+            self.idle.remove(&id);
+            self.drop_library(id);
+            self.changes.push(Change::LibraryUnused(id));
         }
     }
 }

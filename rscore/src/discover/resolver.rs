@@ -41,11 +41,17 @@ pub(super) struct Resolver {
     worker: Option<Worker>,
     /// Each thread holds one more of these.
     threads: Arc<()>,
+    patience: Duration,
 }
 
 impl Resolver {
     pub(super) fn new(wanted: Wanted) -> Self {
-        Resolver { wanted: Arc::new(wanted), worker: None, threads: Arc::new(()) }
+        Resolver {
+            wanted: Arc::new(wanted),
+            worker: None,
+            threads: Arc::new(()),
+            patience: PATIENCE,
+        }
     }
 
     /// Threads left behind in a read that has not come back yet.
@@ -95,7 +101,7 @@ impl Resolver {
         }
         let answer = match &self.worker {
             Some(worker) if worker.requests.send(request).is_ok() => {
-                worker.answers.recv_timeout(PATIENCE)
+                worker.answers.recv_timeout(self.patience)
             }
             _ => Err(RecvTimeoutError::Disconnected),
         };
@@ -150,4 +156,70 @@ fn reopen(file: &File) -> io::Result<(File, Stamp)> {
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     let stamp = Stamp::of(&file)?;
     Ok((file, stamp))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CString;
+    use std::time::Instant;
+
+    /// A FUSE mount whose server never answers; closing the descriptor ends it.
+    struct DeadMount(std::path::PathBuf, Option<File>);
+
+    impl DeadMount {
+        fn new() -> Self {
+            let path = std::env::temp_dir().join(format!("stragd-fuse-{}", std::process::id()));
+            std::fs::create_dir_all(&path).unwrap();
+            let server = OpenOptions::new().read(true).write(true).open("/dev/fuse").unwrap();
+            let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", server.as_raw_fd());
+            let target = CString::new(path.to_str().unwrap()).unwrap();
+            let options = CString::new(options).unwrap();
+            // SAFETY: all arguments are C strings that live through the call.
+            let rc = unsafe {
+                libc::mount(
+                    c"dead".as_ptr(),
+                    target.as_ptr(),
+                    c"fuse".as_ptr(),
+                    0,
+                    options.as_ptr().cast(),
+                )
+            };
+            assert_eq!(rc, 0, "mount: {} (this test needs root)", io::Error::last_os_error());
+            DeadMount(path, Some(server))
+        }
+    }
+
+    impl Drop for DeadMount {
+        fn drop(&mut self) {
+            self.1 = None;
+            let target = CString::new(self.0.to_str().unwrap_or("")).unwrap_or_default();
+            // SAFETY: the argument is a C string that lives through the call.
+            unsafe { libc::umount2(target.as_ptr(), libc::MNT_DETACH) };
+            let _ = std::fs::remove_dir(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_filesystem_that_does_not_answer_costs_a_thread_not_the_daemon() {
+        let mut mount = DeadMount::new();
+        let mut resolver = Resolver::new(Wanted::default());
+        resolver.patience = Duration::from_millis(200);
+        let path_only =
+            || OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(&mount.0).unwrap();
+        for round in 1..=MAX_HUNG + 2 {
+            let error = resolver.inspect(path_only(), false).unwrap_err();
+            assert!(matches!(&error, Error::Io(e) if e.kind() == io::ErrorKind::TimedOut));
+            assert_eq!(resolver.hung(), round.min(MAX_HUNG), "{error}");
+        }
+        // The server is gone: the threads come back and files are read again.
+        mount.1 = None;
+        let end = Instant::now() + Duration::from_secs(60);
+        while resolver.hung() > 0 {
+            assert!(Instant::now() < end, "{} threads still hang", resolver.hung());
+            thread::sleep(Duration::from_millis(10));
+        }
+        let own = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open("/proc/self/exe");
+        assert!(resolver.inspect(own.unwrap(), false).unwrap().2.is_none());
+    }
 }

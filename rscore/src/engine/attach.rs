@@ -1,9 +1,11 @@
 //! Which library files carry probes, and what became of each.
 
 use std::collections::HashMap;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use crate::discover::{Library, LibraryId};
+use crate::discover::library::{Kind, Library, LibraryId};
+use crate::discover::LibraryUse;
 use crate::probes::{self, LinkId, Plan, Probes};
 use crate::wire;
 
@@ -40,6 +42,7 @@ pub struct LibraryStatus {
     pub refused: Vec<(String, String)>,
     pub missing: Vec<String>,
     pub error: String,
+    pub processes: Vec<u32>,
 }
 
 struct Entry {
@@ -72,8 +75,13 @@ impl Attacher {
 
     /// A library is mapped for the first time: plan its probes and attach them.
     pub fn add(&mut self, library: Arc<Library>) {
-        let code = |offset: u64, buffer: &mut [u8]| library.read_at(offset, buffer);
-        let plan = probes::plan(library.kinds, &library.symbols, code, self.allow_single_step);
+        let kinds = probes::Kinds {
+            nccl: library.kinds.contains(Kind::Nccl),
+            rccl: library.kinds.contains(Kind::Rccl),
+            gloo: library.kinds.contains(Kind::Gloo),
+        };
+        let code = |offset: u64, buffer: &mut [u8]| library.file.read_at(buffer, offset);
+        let plan = probes::plan(&kinds, &library.symbols, code, self.allow_single_step);
         let id = library.id;
         let mut entry = Entry { library, plan, link: None, error: String::new() };
         if self.enabled {
@@ -91,9 +99,9 @@ impl Attacher {
         }
     }
 
-    /// A process is gone: its claims must not meet the next owner of its pid.
-    pub fn forget(&mut self, pid: u32) {
-        self.probes.purge(pid);
+    /// Processes are gone: their claims must not meet the next owners of their pids.
+    pub fn forget(&mut self, pids: &[u32]) {
+        self.probes.purge_all(pids);
     }
 
     /// Detaches everything (before it returns), or attaches everything again.
@@ -116,9 +124,14 @@ impl Attacher {
         self.entries.clear();
     }
 
-    pub fn statuses(&self) -> Vec<LibraryStatus> {
+    pub fn statuses(&self, uses: &[LibraryUse]) -> Vec<LibraryStatus> {
         let mut all: Vec<_> = self.entries.values().map(|entry| self.status(entry)).collect();
-        all.sort_by(|a, b| a.library.path.cmp(&b.library.path));
+        for status in &mut all {
+            if let Some(found) = uses.iter().find(|u| u.library.id == status.library.id) {
+                status.processes.clone_from(&found.pids);
+            }
+        }
+        all.sort_by_key(|status| status.library.id);
         all
     }
 
@@ -136,32 +149,40 @@ impl Attacher {
         LibraryStatus {
             library: Arc::clone(&entry.library),
             state,
-            method: if attached { self.probes.method_name() } else { "" },
+            method: if attached { self.probes.method().name() } else { "" },
             probes: if attached { entry.plan.sites.len() } else { 0 },
             refused: entry.plan.refused.clone(),
             missing: entry.plan.missing.clone(),
             error: entry.error.clone(),
+            processes: Vec::new(),
         }
+    }
+
+    /// Events that were lost in the kernel since the start.
+    pub fn lost_events(&self) -> u64 {
+        self.probes.counters().map_or(0, |counters| counters.lost_total())
     }
 
     /// Counters of the BPF side and of attaching, under flat names.
     pub fn counters(&self) -> Vec<(String, f64)> {
-        let counters = self.probes.counters();
+        let counters = self.probes.counters().unwrap_or_default();
         let mut figures = Vec::with_capacity(64);
         for (what, name) in wire::what::NAMES.iter().enumerate().skip(1) {
             figures.push((format!("events.{name}"), counters.events[what] as f64));
             figures.push((format!("lost.{name}"), counters.lost[what] as f64));
         }
-        for reason in ["permission", "kernel", "file"] {
+        for reason in ["permission", "kernel"] {
             let count = self.failures.get(reason).copied().unwrap_or(0);
             figures.push((format!("attach_failures.{reason}"), count as f64));
         }
         let mut put = |name: &str, value: f64| figures.push((name.into(), value));
-        put("duplicate_hits", counters.duplicates as f64);
+        let duplicates: u64 = counters.duplicates.iter().map(|(_, hits)| hits).sum();
+        put("duplicate_hits", duplicates as f64);
         put("ignored_hits", counters.ignored as f64);
         put("claims_full", counters.claim_full as f64);
+        put("communicators_full", counters.comm_full as f64);
         put("read_failed", counters.read_failed as f64);
-        put("bpf_run_seconds", counters.run_ns as f64 / 1e9);
+        put("bpf_run_seconds", counters.run_time.as_secs_f64());
         put("bpf_run_count", counters.run_count as f64);
         figures
     }
@@ -171,13 +192,14 @@ fn attach(probes: &mut Probes, failures: &mut HashMap<&'static str, u64>, entry:
     if entry.plan.sites.is_empty() {
         return;
     }
-    match probes.attach(entry.library.file(), &entry.plan.sites) {
+    match probes.attach(&entry.library.file, &entry.plan.sites) {
         Ok(link) => {
             entry.link = Some(link);
             entry.error.clear();
         }
         Err(error) => {
-            *failures.entry(error.reason()).or_default() += 1;
+            let reason = if error.is_permission() { "permission" } else { "kernel" };
+            *failures.entry(reason).or_default() += 1;
             entry.error = error.to_string();
         }
     }
