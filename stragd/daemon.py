@@ -29,7 +29,7 @@ from stragd.outputs.control import AlreadyRunning, ControlServer, RequestError
 from stragd.outputs.journal import ERROR, INFO, NOTICE, WARNING, Journal
 from stragd.outputs.snapshot import Check, ConfigValue, Snapshot
 from stragd.outputs.verbs import Verbs
-from stragd.watch import Engine, Identifier, Scorer, Watch, library_limits
+from stragd.watch import Engine, Identifier, Scorer, Watch, engine_limits, library_limits
 
 if TYPE_CHECKING:
     from stragd.outputs.prometheus import MetricsServer
@@ -206,6 +206,7 @@ class Daemon:
             "counters": counters,
             "collector_up": {
                 "probes": probes_on,
+                "process_events": counters.get("sideband", 1.0 if counters else 0.0) > 0,
                 "control": "control" not in self._limits,
                 "metrics": "metrics" not in self._limits,
             },
@@ -215,7 +216,7 @@ class Daemon:
                 counters,
                 libraries,
                 "on" if probes_on else "off",
-                [*self._limits.values(), *library_limits(libraries)],
+                [*self._limits.values(), *engine_limits(counters), *library_limits(libraries)],
             ),
         }
 

@@ -277,8 +277,15 @@ def _library(status: LibraryStatus) -> Library:
         "refused": [clean(line) for line in status["refused"][:MAX_LINES]],
         "missing": [clean(line) for line in status["missing"][:MAX_LINES]],
         "error": clean(status["error"], MAX_PATH),
-        "processes": status["processes"][:MAX_LINES],
+        "processes": list(status.get("processes", ()))[:MAX_LINES],
     }
+
+
+def engine_limits(counters: Mapping[str, float]) -> list[str]:
+    """One line for each part of the engine that works with limits."""
+    if counters.get("sideband", 1.0) > 0:
+        return []
+    return ["no live process events: processes are found by the sweep through /proc only"]
 
 
 def library_limits(libraries: list[Library]) -> list[str]:
