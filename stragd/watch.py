@@ -182,25 +182,19 @@ class Watch:
     def _identify_one(self, engine: Engine, process: ProcessKey) -> None:
         status = self._statuses.get(process)
         facts = status["communicators"] if status else []
+        collectives = status["collectives"] if status else 0
         try:
             identity = self._identifier.identify(*process, facts)
+            if identity is None or not self.table.may_hold(process, identity, collectives):
+                return
+            if self.table.refresh(process, identity):
+                return  # the same rank as before
+            place = (identity.job_key, identity.rank, identity.world_size, identity.class_id)
+            if not engine.assign(*process, *place):
+                return  # gone already: its end is the next change
         except Exception as error:  # what a process can write must not end the daemon
-            self._journal.write(
-                "degraded",
-                f"process {process[0]} cannot be identified: {type(error).__name__}: {error}",
-                WARNING,
-                reason=str(error),
-            )
+            self._fault(f"process {process[0]} cannot be identified", error)
             return
-        collectives = status["collectives"] if status else 0
-        if identity is None or not self.table.may_hold(process, identity, collectives):
-            return
-        if self.table.refresh(process, identity):
-            return  # the same rank as before
-        if not engine.assign(
-            *process, identity.job_key, identity.rank, identity.world_size, identity.class_id
-        ):
-            return  # gone already: its end is the next change
         known = identity.job_key in self.table.jobs
         job = self.table.add(process, identity)
         if not known:
@@ -211,13 +205,22 @@ class Watch:
                 job_key=job_key(job.key),
             )
 
+    def _fault(self, what: str, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        self._journal.write("degraded", f"{what}: {reason}", WARNING, reason=reason)
+
     def _score(self, array: NDArray[np.void]) -> None:
         for key, rows in split(array):
             job = self.table.jobs.get(key)
             if job is None:
                 continue  # a last window of a job that was dropped
             self.table.take_window(job, rows)
-            self._apply(job, self._scorer.update(rows))
+            try:
+                update = self._scorer.update(rows)
+            except Exception as error:  # one job's window must not end the watch of the others
+                self._fault(f"job {job.name}: a window cannot be scored", error)
+                continue
+            self._apply(job, update)
 
     def _apply(self, job: Job, update: Update) -> None:
         self.table.take_abstentions(job, update["abstentions"])

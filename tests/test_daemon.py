@@ -327,6 +327,58 @@ def test_process_that_breaks_identification_is_skipped(running: Running) -> None
     assert (13, 130) not in running.engine.assigned
 
 
+def test_numbers_that_the_engine_cannot_take_are_no_end(running: Running) -> None:
+    assign = running.engine.assign
+
+    def narrow(*numbers: int) -> bool:
+        if numbers[3] == 9:
+            raise OverflowError("can't convert negative int to unsigned")
+        return assign(*numbers)
+
+    running.engine.assign = narrow  # type: ignore[method-assign]
+    running.engine.see(19, 12)
+    wait_for(lambda: (12, 120) in running.engine.assigned)
+    wait_for(lambda: "process 19 cannot be identified: OverflowError" in running.lines())
+    assert running.client.ask("status")["result"]["ranks"] == 1
+
+
+def test_window_that_cannot_be_scored_is_skipped(running: Running) -> None:
+    running.engine.see(10, 20)
+    wait_for(lambda: len(running.client.ask("jobs")["result"]["jobs"]) == 2)
+    update = running.scorer.update
+
+    def broken(windows: np.ndarray) -> Any:
+        if windows["job"][0] == 1:
+            raise ValueError("rows are out of order")
+        return update(windows)
+
+    running.scorer.update = broken  # type: ignore[method-assign]
+    running.engine.windows.append(np.concatenate([rows(1, 0, [10]), rows(2, 0, [20])]))
+    wait_for(lambda: running.scorer.calls == [(2, 1)])
+    assert "job train: a window cannot be scored: ValueError: rows are out" in running.lines()
+
+
+def test_process_whose_identity_moves_changes_its_job(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running.engine.see(12)
+    wait_for(lambda: running.engine.assigned.get((12, 120)) == (1, 2, 4, 5))
+    identify = running.identifier.identify
+    monkeypatch.setattr(
+        running.identifier, "identify", lambda pid, start, facts: identify(33, start, facts)
+    )
+    monkeypatch.setattr(running.identifier, "moved", lambda: [(12, 120)])
+    wait_for(lambda: running.engine.assigned.get((12, 120)) == (3, 3, 4, 5))
+
+    def keys() -> list[str]:
+        return [j["key"] for j in running.client.ask("jobs")["result"]["jobs"]]
+
+    wait_for(lambda: keys() == ["0000000000000003"])
+    ranks = running.client.ask("top")["result"]["ranks"]
+    assert [(r["rank"], r["pid"]) for r in ranks] == [(3, 12)]
+    assert running.scorer.forgotten == [1]
+
+
 def test_probes_switch_and_library_failures(running: Running) -> None:
     assert running.client.ask("probes", set="off")["result"] == {"probes": "off"}
     assert running.client.ask("status")["result"]["health"]["probes"] == "off"

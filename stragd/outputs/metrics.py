@@ -328,7 +328,7 @@ def _rank(page: _Page, job: str, rank: Rank) -> None:
         *labels,
         rank["host"],
         rank["class"],
-        rank["local_rank"],
+        rank["local_rank"] if rank["local_rank"] >= 0 else "",
         rank["gpu_uuid"],
         rank["source"],
     )
