@@ -36,16 +36,16 @@ def _key(
     live: bool = False,
 ) -> Any:
     """One key; ``live`` ones are applied on reload, the others wait for a restart."""
-    metadata = dict(
-        help=help,
-        low=low,
-        high=high,
-        choices=choices,
-        power_of_two=power_of_two,
-        address=address,
-        path=path,
-        live=live,
-    )
+    metadata = {
+        "help": help,
+        "low": low,
+        "high": high,
+        "choices": choices,
+        "power_of_two": power_of_two,
+        "address": address,
+        "path": path,
+        "live": live,
+    }
     return field(default=default, metadata=metadata)
 
 
@@ -86,8 +86,13 @@ class Discovery:
     max_processes: int = _key(
         4096, "Processes with a collective library watched at once.", low=1, high=65536
     )
+    job_id_variables: tuple[str, ...] = _key(
+        (),
+        "Environment variables that this site sets to one value per job; they come before the "
+        "launchers' own. In the environment: names with commas between them.",
+    )
     ended_job_seconds: float = _key(
-        60.0,
+        30.0,
         "Seconds after its last process that a job is kept, so that a restart continues it.",
         low=0,
         high=86400,
@@ -274,6 +279,8 @@ def allowed(key: str) -> str:
         return 'a string "host:port"'
     if meta["path"]:
         return "an absolute path"
+    if isinstance(f.default, tuple):
+        return "an array of names (letters, digits, _)"
     if isinstance(f.default, bool):
         return "true or false"
     if isinstance(f.default, str):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,12 +34,16 @@ else:
 
 MAX_FILE_BYTES = 1 << 20
 MAX_DROP_INS = 256
+MAX_NAMES = 64
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
 def _check(key: str, value: object) -> tuple[object, str]:
     """(value in the key's own type, "" or what is wrong with it)."""
     f = KEYS[key]
     meta, default = f.metadata, f.default
+    if isinstance(default, tuple):
+        return _check_names(value)
     if isinstance(default, bool) or isinstance(value, bool):
         return value, "" if type(value) is type(default) else f"is {_type_name(value)}"
     if isinstance(default, float) and isinstance(value, int):
@@ -53,6 +58,17 @@ def _check(key: str, value: object) -> tuple[object, str]:
     if meta["power_of_two"] and cast("int", value) & (cast("int", value) - 1):
         return value, f"is {_bounded(value)}, not a power of two"
     return value, ""
+
+
+def _check_names(value: object) -> tuple[object, str]:
+    if not isinstance(value, list):
+        return value, f"is {_type_name(value)}"
+    if len(value) > MAX_NAMES:
+        return value, f"has more than {MAX_NAMES} names"
+    for name in value:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            return value, f'has "{_bounded(name)}"'
+    return tuple(value), ""
 
 
 def _check_string(value: str, meta: Mapping[str, Any]) -> str:
@@ -102,6 +118,8 @@ def _nearest(name: str, names: list[str]) -> str:
 def _from_environment(key: str, text: str) -> object:
     """A variable's text in the key's type; text that does not parse stays text and is refused."""
     default = KEYS[key].default
+    if isinstance(default, tuple):
+        return [name.strip() for name in text.split(",") if name.strip()]
     if isinstance(default, bool):
         return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import queue
@@ -28,7 +29,7 @@ from stragd.outputs.control import AlreadyRunning, ControlServer, RequestError
 from stragd.outputs.journal import ERROR, INFO, NOTICE, WARNING, Journal
 from stragd.outputs.snapshot import Check, ConfigValue, Snapshot
 from stragd.outputs.verbs import Verbs
-from stragd.watch import Engine, Identifier, Scorer, Watch, library_limits
+from stragd.watch import Engine, Identifier, Scorer, Watch, engine_limits, library_limits
 
 if TYPE_CHECKING:
     from stragd.outputs.prometheus import MetricsServer
@@ -117,10 +118,8 @@ class Daemon:
         if self._hangup:
             self._hangup = False
             notify(*reloading())
-            try:
+            with contextlib.suppress(RequestError):  # the reason is in the journal
                 self._reload()
-            except RequestError:
-                pass  # it is in the journal
             notify("READY=1")
         if now - self._ticked >= TICK_SECONDS:
             self._tick(now)
@@ -207,6 +206,7 @@ class Daemon:
             "counters": counters,
             "collector_up": {
                 "probes": probes_on,
+                "process_events": counters.get("sideband", 1.0 if counters else 0.0) > 0,
                 "control": "control" not in self._limits,
                 "metrics": "metrics" not in self._limits,
             },
@@ -216,7 +216,7 @@ class Daemon:
                 counters,
                 libraries,
                 "on" if probes_on else "off",
-                [*self._limits.values(), *library_limits(libraries)],
+                [*self._limits.values(), *engine_limits(counters), *library_limits(libraries)],
             ),
         }
 
@@ -262,6 +262,7 @@ class Daemon:
         now = self._snapshot
         host = read_host(group=self.config.control.group)
         others = [why for part, why in self._limits.items() if part != "probes"]
+        others += self._watch.notes()
         return examine(host, now["libraries"], self._watch.engine_error, others)
 
     def set_probes(self, on: bool) -> str:

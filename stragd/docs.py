@@ -49,6 +49,8 @@ def configuration() -> str:
 def _toml(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(f'"{name}"' for name in value) + "]"
     return f'"{value}"' if isinstance(value, str) else f"{value}"
 
 

@@ -68,7 +68,7 @@ class Finding(TypedDict):
 
 def _number(value: object) -> float | None:
     """The scorer's NaN and infinity mean "not known" here; JSON has no word for them."""
-    if isinstance(value, (int, float)) and math.isfinite(value):
+    if isinstance(value, int | float) and math.isfinite(value):
         return float(value)
     return None
 

@@ -162,9 +162,26 @@ class JobTable:
         status = holder.status
         return collectives > 0 and (status is None or status["collectives"] == 0)
 
+    def processes(self) -> list[ProcessKey]:
+        """Processes that are a rank."""
+        return list(self._ranks)
+
+    def refresh(self, process: ProcessKey, identity: Identity) -> bool:
+        """Take the details of a known identity; False when it is another rank, or a new one."""
+        place = self._ranks.get(process)
+        if place is None:
+            return False
+        rank = self.jobs[place[0]].ranks[place[1]]
+        old, rank.identity = rank.identity, identity
+        if _place(old) == _place(identity):
+            return True
+        rank.identity = old
+        return False
+
     def add(self, process: ProcessKey, identity: Identity) -> Job:
         """A process is this rank; returns its job, new or known."""
         self._pending.pop(process, None)
+        self._leave(process)
         job = self.jobs.get(identity.job_key)
         if job is None:
             name = self._unique_name(identity)
@@ -179,6 +196,16 @@ class JobTable:
         self._ranks[process] = (job.key, identity.rank)
         self._class_names[identity.class_id] = clean(identity.class_name)
         return job
+
+    def _leave(self, process: ProcessKey) -> None:
+        """A process turns out to be another rank than it was taken for."""
+        place = self._ranks.pop(process, None)
+        if place is None:
+            return
+        job = self.jobs[place[0]]
+        del job.ranks[place[1]]
+        if not job.live():
+            job.empty_since = 0.0  # drop it at the next look
 
     def _unique_name(self, identity: Identity) -> str:
         """Two jobs of one name ("none") get apart; "other" is Prometheus' word for the rest."""
@@ -367,6 +394,11 @@ def split(rows: NDArray[np.void]) -> list[tuple[int, NDArray[np.void]]]:
     """One array per job; rows of processes that nobody assigned (job 0) are left out."""
     keys = {int(key) for key in rows["job"]} - {0}
     return [(key, rows[rows["job"] == key]) for key in sorted(keys)]
+
+
+def _place(identity: Identity) -> tuple[int, int, int, int]:
+    """What the engine is told about a process."""
+    return identity.job_key, identity.rank, identity.world_size, identity.class_id
 
 
 def _ms(nanoseconds: Any) -> float | None:

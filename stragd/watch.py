@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from stragd.config import Config
 from stragd.finding import job_key
 from stragd.findings import FindingStore, Transition
-from stragd.jobs import Identity, Job, JobTable, ProcessKey, split
+from stragd.jobs import Identity, Job, JobTable, ProcessKey, clean, split
 from stragd.outputs.journal import WARNING, Journal
 from stragd.outputs.snapshot import Library
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     )
 
 LOST_REPORT_SECONDS = 30.0
+LOOK_AGAIN_SECONDS = 10.0
+MAX_PATH = 512
+MAX_LINES = 256
 
 
 class Engine(Protocol):
@@ -58,6 +61,8 @@ class Identifier(Protocol):
         self, pid: int, start_time: int, facts: list[CommunicatorStatus]
     ) -> Identity | None: ...
     def forget(self, pid: int, start_time: int) -> None: ...
+    def moved(self) -> list[ProcessKey]: ...
+    def notes(self) -> list[str]: ...
 
 
 class Watch:
@@ -83,6 +88,7 @@ class Watch:
         self._scorer = scorer
         self._identifier = identifier
         self._statuses: dict[ProcessKey, RankStatus] = {}
+        self._looked_again = 0.0
         self._reported: set[tuple[str, str, str]] = set()  # libraries in the journal
         self._lost, self._lost_time = 0, -LOST_REPORT_SECONDS
 
@@ -138,6 +144,10 @@ class Watch:
                 "job-ended", f"job {job.name} has ended", job=job.name, job_key=job_key(job.key)
             )
 
+    def notes(self) -> list[str]:
+        """What a person should know about the identities."""
+        return self._identifier.notes()
+
     def counters(self) -> dict[str, float]:
         """The engine's counters."""
         return self.engine.counters() if self.engine is not None else {}
@@ -158,36 +168,46 @@ class Watch:
                 self._statuses.pop(process, None)
 
     def _identify(self, engine: Engine, now: float) -> None:
-        for process in self.table.due(now):
-            status = self._statuses.get(process)
-            facts = status["communicators"] if status else []
-            try:
-                identity = self._identifier.identify(*process, facts)
-            except Exception as error:  # what a process can write must not end the daemon
-                self._journal.write(
-                    "degraded",
-                    f"process {process[0]} cannot be identified: {type(error).__name__}: {error}",
-                    WARNING,
-                    reason=str(error),
-                )
-                continue
-            collectives = status["collectives"] if status else 0
+        """New processes, those whose identity moved, and now and then every one.
+
+        Communicators and GPUs come late, and they can say more than the environment did.
+        """
+        again = self._identifier.moved()
+        if now - self._looked_again >= LOOK_AGAIN_SECONDS:
+            self._looked_again = now
+            again = self.table.processes()
+        for process in [*self.table.due(now), *again]:
+            self._identify_one(engine, process)
+
+    def _identify_one(self, engine: Engine, process: ProcessKey) -> None:
+        status = self._statuses.get(process)
+        facts = status["communicators"] if status else []
+        collectives = status["collectives"] if status else 0
+        try:
+            identity = self._identifier.identify(*process, facts)
             if identity is None or not self.table.may_hold(process, identity, collectives):
-                continue
-            known = identity.job_key in self.table.jobs
-            taken = engine.assign(
-                *process, identity.job_key, identity.rank, identity.world_size, identity.class_id
+                return
+            if self.table.refresh(process, identity):
+                return  # the same rank as before
+            place = (identity.job_key, identity.rank, identity.world_size, identity.class_id)
+            if not engine.assign(*process, *place):
+                return  # gone already: its end is the next change
+        except Exception as error:  # what a process can write must not end the daemon
+            self._fault(f"process {process[0]} cannot be identified", error)
+            return
+        known = identity.job_key in self.table.jobs
+        job = self.table.add(process, identity)
+        if not known:
+            self._journal.write(
+                "job-seen",
+                f"job {job.name} ({job.launcher}, {job.world_size} ranks) is watched",
+                job=job.name,
+                job_key=job_key(job.key),
             )
-            if not taken:
-                continue  # gone already: its end is the next change
-            job = self.table.add(process, identity)
-            if not known:
-                self._journal.write(
-                    "job-seen",
-                    f"job {job.name} ({job.launcher}, {job.world_size} ranks) is watched",
-                    job=job.name,
-                    job_key=job_key(job.key),
-                )
+
+    def _fault(self, what: str, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        self._journal.write("degraded", f"{what}: {reason}", WARNING, reason=reason)
 
     def _score(self, array: NDArray[np.void]) -> None:
         for key, rows in split(array):
@@ -195,7 +215,12 @@ class Watch:
             if job is None:
                 continue  # a last window of a job that was dropped
             self.table.take_window(job, rows)
-            self._apply(job, self._scorer.update(rows))
+            try:
+                update = self._scorer.update(rows)
+            except Exception as error:  # one job's window must not end the watch of the others
+                self._fault(f"job {job.name}: a window cannot be scored", error)
+                continue
+            self._apply(job, update)
 
     def _apply(self, job: Job, update: Update) -> None:
         self.table.take_abstentions(job, update["abstentions"])
@@ -242,9 +267,28 @@ class Watch:
             self._lost, self._lost_time = lost, now
 
 
-def _library(status: Mapping[str, Any]) -> Library:
-    names = Library.__annotations__
-    return {name: status[name] for name in names}  # type: ignore[return-value]
+def _library(status: LibraryStatus) -> Library:
+    """A library's path, version and symbols are a job's own words."""
+    return {
+        "kinds": [clean(kind) for kind in status["kinds"]],
+        "path": clean(status["path"], MAX_PATH),
+        "build_id": clean(status["build_id"]),
+        "version": clean(status["version"]),
+        "state": status["state"],
+        "method": status["method"],
+        "probes": status["probes"],
+        "refused": [clean(line) for line in status["refused"][:MAX_LINES]],
+        "missing": [clean(line) for line in status["missing"][:MAX_LINES]],
+        "error": clean(status["error"], MAX_PATH),
+        "processes": list(status.get("processes", ()))[:MAX_LINES],
+    }
+
+
+def engine_limits(counters: Mapping[str, float]) -> list[str]:
+    """One line for each part of the engine that works with limits."""
+    if counters.get("sideband", 1.0) > 0:
+        return []
+    return ["no live process events: processes are found by the sweep through /proc only"]
 
 
 def library_limits(libraries: list[Library]) -> list[str]:

@@ -28,6 +28,7 @@ def write(tmp_path: Path, text: str) -> Path:
 def test_defaults_pass_their_own_checks(tmp_path: Path) -> None:
     config = load(write(tmp_path, ""), {})
     environment = {environment_name(key): str(config.get(key)) for key in KEYS}
+    environment["STRAGD_DISCOVERY_JOB_ID_VARIABLES"] = ""
     again = load(write(tmp_path, ""), environment)
     for key in KEYS:
         assert again.get(key) == config.get(key) == KEYS[key].default
@@ -53,11 +54,22 @@ def test_later_sources_win_and_origin_says_which(tmp_path: Path) -> None:
     assert config.engine()["window_steps"] == 30
 
 
+def test_names(tmp_path: Path) -> None:
+    path = write(tmp_path, "[discovery]\njob_id_variables = ['SITE_JOB']\n")
+    assert load(path, {}).discovery.job_id_variables == ("SITE_JOB",)
+    environment = {"STRAGD_DISCOVERY_JOB_ID_VARIABLES": "A, B_2"}
+    assert load(path, environment).discovery.job_id_variables == ("A", "B_2")
+
+
 def test_unknown_names_get_the_nearest_known_one(tmp_path: Path) -> None:
     path = write(tmp_path, "[window]\nsteps = 1\n[probes]\nenabeld = true\n")
     section, key = problems(path)
-    assert str(path) in section and "[window]" in section and '"windows"' in section
-    assert str(path) in key and '"enabeld"' in key and '"enabled"' in key
+    assert str(path) in section
+    assert "[window]" in section
+    assert '"windows"' in section
+    assert str(path) in key
+    assert '"enabeld"' in key
+    assert '"enabled"' in key
     (variable,) = problems(write(tmp_path, ""), {"STRAGD_PROMETHEUS_ADRESS": "x"})
     assert "STRAGD_PROMETHEUS_ADDRESS" in variable
     (section_typo,) = problems(write(tmp_path, ""), {"STRAGD_PROMETEUS_ADDRESS": "x"})
@@ -84,6 +96,9 @@ def test_unknown_names_get_the_nearest_known_one(tmp_path: Path) -> None:
         ("[control]\nsocket = 'run/x'", "control.socket", "not absolute"),
         ('[control]\ngroup = "a\\u0000b"', "control.group", "zero byte"),
         ("[control]\ngroup = ['a']", "control.group", "an array"),
+        ("[discovery]\njob_id_variables = 'A'", "discovery.job_id_variables", "a string"),
+        ("[discovery]\njob_id_variables = ['A=B']", "discovery.job_id_variables", '"A=B"'),
+        ("[discovery]\njob_id_variables = [[1]]", "discovery.job_id_variables", '"[1]"'),
         ("[journal]\ntarget = 2026-01-01", "journal.target", "a date"),
     ],
 )
@@ -92,7 +107,8 @@ def test_bad_values_name_file_key_reason_and_allowed(
 ) -> None:
     path = write(tmp_path, text)
     (problem,) = problems(path)
-    assert problem.startswith(f"{path}: {key} ") and reason in problem
+    assert problem.startswith(f"{path}: {key} ")
+    assert reason in problem
     assert problem.endswith(f"allowed: {allowed(key)}")
 
 
@@ -102,7 +118,9 @@ def test_files_that_are_no_configuration(tmp_path: Path) -> None:
     for data in (b"[[[", b"\xff\xfe", b"a = " + b"[" * 5000, b"#" * (2 << 20), b"windows = 3"):
         path.write_bytes(data)
         (problem,) = problems(path)
-        assert problem.startswith(f"{path}: ") and len(problem) < 300 and "\n" not in problem
+        assert problem.startswith(f"{path}: ")
+        assert len(problem) < 300
+        assert "\n" not in problem
     assert "cannot be read" in problems(tmp_path)[0]
 
 
@@ -116,7 +134,7 @@ def test_addresses() -> None:
     assert split_address("[::1]:0") == ("::1", 0)
     assert split_address(":9464") == ("", 9464)
     for wrong in ("", "9464", "host:", "host:-1", "host:٣"):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="must be|brackets"):
             split_address(wrong)
 
 
@@ -134,14 +152,20 @@ def test_check_config_command(tmp_path: Path) -> None:
     def run(text: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "stragd.daemon", "--check-config", "--config"]
         return subprocess.run(
-            [*command, str(write(tmp_path, text))], capture_output=True, text=True, timeout=60
+            [*command, str(write(tmp_path, text))],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
 
     good = run("[windows]\nsteps = 10\n")
     assert (good.returncode, good.stdout, good.stderr) == (0, "ok\n", "")
     bad = run("[windows]\nsteps = 0\nx = 1\n")
-    assert bad.returncode == 1 and bad.stdout == ""
-    assert len(bad.stderr.splitlines()) == 2 and "Traceback" not in bad.stderr
+    assert bad.returncode == 1
+    assert bad.stdout == ""
+    assert len(bad.stderr.splitlines()) == 2
+    assert "Traceback" not in bad.stderr
 
 
 def test_documentation_is_current() -> None:

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from pictures import KEY, finding, job, rank, snapshot
 from stragd.outputs import control
 from stragd.outputs import snapshot as types
 from stragd.outputs.control import AlreadyRunning, ControlServer, Peer, RequestError
 from stragd.outputs.verbs import Verbs, find_job
+from tests.pictures import KEY, finding, job, rank, snapshot
 
 NOBODY = 65534
 
@@ -83,7 +83,8 @@ class Client:
         request = {"version": 1, "verb": verb, **arguments}
         self.send(json.dumps(request).encode() + b"\n")
         reply = self.reply()
-        assert reply is not None and reply["version"] == 1
+        assert reply is not None
+        assert reply["version"] == 1
         return reply
 
     def close(self) -> None:
@@ -116,14 +117,17 @@ def test_reading_verbs(path: str) -> None:
     client = Client(path)
     status = client.ask("status")["result"]
     assert (status["jobs"], status["ranks"], status["findings"]) == (2, 8, 1)
-    assert status["state"] == "running" and status["metrics"].endswith("/metrics")
+    assert status["state"] == "running"
+    assert status["metrics"].endswith("/metrics")
     assert set(status) == set(types.Status.__annotations__)
     assert [j["name"] for j in client.ask("jobs")["result"]["jobs"]] == ["llama", "bert"]
     ranks = client.ask("ranks", job="bert")["result"]
-    assert ranks["job"]["name"] == "bert" and [r["rank"] for r in ranks["ranks"]] == [0]
+    assert ranks["job"]["name"] == "bert"
+    assert [r["rank"] for r in ranks["ranks"]] == [0]
     assert client.ask("ranks", job="bb")["result"] == ranks
     found = client.ask("findings")["result"]
-    assert [f["state"] for f in found["findings"]] == ["confirmed"] and not found["abstentions"]
+    assert [f["state"] for f in found["findings"]] == ["confirmed"]
+    assert not found["abstentions"]
     both = client.ask("findings", cleared=True, job=KEY)["result"]
     assert [f["state"] for f in both["findings"]] == ["confirmed", "cleared"]
     assert client.ask("findings", job="bert")["result"]["findings"] == []
@@ -178,9 +182,12 @@ def test_wrong_shapes_get_one_error_and_life_goes_on(path: str, data: bytes, cod
     client = Client(path)
     client.send(data)
     reply = client.reply()
-    assert reply is not None and reply["error"]["code"] == code
+    assert reply is not None
+    assert reply["error"]["code"] == code
     message = reply["error"]["message"]
-    assert message and "\n" not in message and len(message) < 1000
+    assert message
+    assert "\n" not in message
+    assert len(message) < 1000
     assert "result" in client.ask("status")
     client.close()
 
@@ -189,7 +196,8 @@ def test_too_large_is_refused_and_closed(path: str) -> None:
     client = Client(path)
     client.send(b"x" * (control.MAX_REQUEST + 1))
     reply = client.reply()
-    assert reply is not None and reply["error"]["code"] == "too-large"
+    assert reply is not None
+    assert reply["error"]["code"] == "too-large"
     assert client.reply() is None
     whole = Client(path)
     padding = " " * (control.MAX_REQUEST - 40)
@@ -291,7 +299,11 @@ def ask_as(path: str, uid: int, gid: int, groups: list[int], request: dict[str, 
     )
     arguments = json.dumps([path, uid, gid, groups, request])
     done = subprocess.run(
-        [sys.executable, "-c", code, arguments], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -308,7 +320,8 @@ def test_who_may_what(tmp_path_factory: pytest.TempPathFactory, picture: Picture
         group = control.group_id("daemon")
         assert group is not None
         status = os.stat(server.path)
-        assert stat.S_IMODE(status.st_mode) == 0o660 and status.st_gid == group
+        assert stat.S_IMODE(status.st_mode) == 0o660
+        assert status.st_gid == group
         read = {"version": 1, "verb": "status"}
         change = {"version": 1, "verb": "probes", "set": "off"}
         for gid, groups in ((group, []), (NOBODY, [group])):
@@ -350,7 +363,8 @@ def test_stale_socket_of_a_killed_daemon_is_replaced(tmp_path: Path, picture: Pi
     killed = subprocess.Popen(
         [sys.executable, "-c", code, place], stdout=subprocess.PIPE, env=environment
     )
-    assert killed.stdout is not None and killed.stdout.readline() == b"up\n"
+    assert killed.stdout is not None
+    assert killed.stdout.readline() == b"up\n"
     server = ControlServer(place, "no-such-group", Verbs(picture))
     with pytest.raises(AlreadyRunning, match=rf"\(pid {killed.pid}\)"):
         server.start()

@@ -8,10 +8,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from pictures import finding, raw_finding
 from stragd import findings as findings_module
 from stragd.finding import build, describe, schema
 from stragd.findings import FindingStore
+from tests.pictures import finding, raw_finding
 
 
 def valid(made: Any) -> None:
@@ -30,13 +30,16 @@ def test_straggler_follows_the_schema_and_says_its_numbers() -> None:
     for part in ("rank 2 on node7 works 120.00 ms", "3 peers", "100.00 ms", "20.0% slower than"):
         assert part in text
     line = describe(made)
-    assert "job llama" in line and "rank 2 on node7" in line and "20.00 ms per step" in line
+    assert "job llama" in line
+    assert "rank 2 on node7" in line
+    assert "20.00 ms per step" in line
 
 
 def test_without_steps_the_cost_is_a_share() -> None:
     made = finding(steps=False, cost_ns=None, cost_low_ns=None, cost_high_ns=None)
     valid(made)
-    assert made["cost_ms_per_step"] is None and made["cost_percent"] == 15.0
+    assert made["cost_ms_per_step"] is None
+    assert made["cost_percent"] == 15.0
     assert any("share of time" in line for line in made["evidence"])
     assert "15.0 % of the time" in describe(made)
 
@@ -102,7 +105,8 @@ def test_finding_that_the_scorer_drops_is_cleared() -> None:
     store.apply(1, [(7, finding()), (8, finding())])
     store.apply(2, [(7, finding())])
     (gone,) = store.apply(1, [(8, finding())])
-    assert gone.finding["state"] == "cleared" and gone.reason
+    assert gone.finding["state"] == "cleared"
+    assert gone.reason
     assert len(store.open()) == 2
 
 
@@ -120,7 +124,8 @@ def test_store_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(findings_module, "MAX_OPEN", 5)
     store = FindingStore(cleared_kept=3)
     store.apply(1, [(n, finding()) for n in range(9)])
-    assert len(store.open()) == 5 and store.refused == 4
+    assert len(store.open()) == 5
+    assert store.refused == 4
     store.close_job(1, "job ended")
     assert len(store.cleared()) == 3
     store.keep(1)

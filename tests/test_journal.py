@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pictures import finding
 from stragd.findings import Transition
 from stragd.outputs.journal import ERROR, MESSAGE_IDS, WARNING, Journal, under_journald
+from tests.pictures import finding
 
 REPOSITORY = Path(__file__).parent.parent
 JOURNALD = "/lib/systemd/systemd-journald"
@@ -39,13 +39,13 @@ journalctl --directory=/run/log/journal -o json SYSLOG_IDENTIFIER=stragd
 def under_real_journald(code: str) -> list[dict[str, Any]]:
     """Run Python code beside a journald and return stragd's entries as journalctl reads them."""
     assert os.geteuid() == 0, "this test needs root"
-    path = os.pathsep.join((str(REPOSITORY), str(REPOSITORY / "tests")))
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", SCRIPT, "sh", sys.executable, "-c", code],
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -53,7 +53,7 @@ def under_real_journald(code: str) -> list[dict[str, Any]]:
 
 def test_fields_arrive_in_a_real_journald() -> None:
     entries = under_real_journald(
-        "from pictures import finding\n"
+        "from tests.pictures import finding\n"
         "from stragd.findings import Transition\n"
         "from stragd.outputs.journal import Journal\n"
         "journal = Journal('journald')\n"
@@ -66,16 +66,21 @@ def test_fields_arrive_in_a_real_journald() -> None:
     assert first["MESSAGE_ID"] == MESSAGE_IDS["finding-confirmed"]
     assert first["PRIORITY"] == str(WARNING)
     assert first["STRAGD_EVENT"] == "finding-confirmed"
-    assert first["STRAGD_JOB"] == "lla?ma" and first["STRAGD_JOB_KEY"] == "00000000000000aa"
-    assert first["STRAGD_RANK"] == "2" and first["STRAGD_HOST"] == "node7"
-    assert first["STRAGD_KIND"] == "straggler" and first["STRAGD_STATE"] == "confirmed"
+    assert first["STRAGD_JOB"] == "lla?ma"
+    assert first["STRAGD_JOB_KEY"] == "00000000000000aa"
+    assert first["STRAGD_RANK"] == "2"
+    assert first["STRAGD_HOST"] == "node7"
+    assert first["STRAGD_KIND"] == "straggler"
+    assert first["STRAGD_STATE"] == "confirmed"
     assert first["STRAGD_STATE_BEFORE"] == "suspect"
     assert float(first["STRAGD_SLOWDOWN"]) == 0.2
     assert float(first["STRAGD_COST_MS_PER_STEP"]) == 20.0
     assert first["STRAGD_FINDING"] == finding()["id"]
     assert "rank 2 on node7" in first["MESSAGE"]
-    assert lost["STRAGD_LOST"] == "12" and len(lost["MESSAGE"]) < 3000
-    assert "STRAGD_COST_MS_PER_STEP" not in no_steps and "STRAGD_STATE_BEFORE" not in no_steps
+    assert lost["STRAGD_LOST"] == "12"
+    assert len(lost["MESSAGE"]) < 3000
+    assert "STRAGD_COST_MS_PER_STEP" not in no_steps
+    assert "STRAGD_STATE_BEFORE" not in no_steps
     assert float(no_steps["STRAGD_COST_PERCENT"]) == 15.0
 
 
@@ -88,7 +93,8 @@ def test_plain_lines_without_journald() -> None:
     lines = stream.getvalue().splitlines()
     assert lines[0] == "stragd: two?lines ?[31m"
     assert lines[1].startswith("stragd: straggler cleared: job llama, rank 2")
-    assert lines[1].endswith(": job ended") and len(lines) == 2
+    assert lines[1].endswith(": job ended")
+    assert len(lines) == 2
 
 
 def test_closed_stream_is_no_end() -> None:

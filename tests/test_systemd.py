@@ -17,7 +17,7 @@ UNIT = FOLDER / "stragd.service"
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     assert shutil.which(command[0]), f"{command[0]} is not installed"
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def unit_copy(tmp_path: Path, extra: str = "") -> Path:

@@ -50,6 +50,7 @@ Changing verbs, for root only (otherwise ``forbidden``):
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import grp
@@ -340,22 +341,16 @@ class ControlServer:
         self._closed.set()
         if self._listener is None:
             return
-        try:
+        with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
-        except OSError:
-            pass
         self._listener.close()
         self._listener = None
         with self._guard:
             for connection in self._connections:
-                try:
+                with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    pass
         if self._thread is not None:
             self._thread.join(1.0)
-        try:
+        with contextlib.suppress(OSError):
             os.unlink(self.path)
-        except OSError:
-            pass
         self._release_lock()

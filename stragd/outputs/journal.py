@@ -6,6 +6,7 @@ plain line on standard error.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -144,10 +145,9 @@ class Journal:
         stream = self._stream or sys.stderr
         # journald reads "<4>" at the start of a line as its priority; a terminal would show it.
         prefix = f"<{priority}>" if self._prefix else "stragd: "
-        try:
+        # A closed standard error raises: there is nobody left to tell.
+        with contextlib.suppress(OSError, ValueError):
             print(prefix + message, file=stream, flush=True)
-        except (OSError, ValueError):
-            pass  # standard error is closed: there is nobody left to tell
 
     def transition(self, transition: Transition) -> None:
         """A finding entered another state."""

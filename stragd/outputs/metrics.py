@@ -39,7 +39,8 @@ SPECS: tuple[Spec, ...] = (
         "stragd_events_lost_total",
         "counter",
         ("cause",),
-        "Events that the kernel or the daemon could not keep, by cause.",
+        "What could not be kept, by cause: the kind of an event that found its ring full, or "
+        "`windows`, `changes` and `process_limit` for what the daemon had no room for.",
     ),
     Spec(
         "stragd_probes_attached",
@@ -72,6 +73,18 @@ SPECS: tuple[Spec, ...] = (
         "counter",
         (),
         "Probe hits ignored because another mount of the same file had delivered them.",
+    ),
+    Spec(
+        "stragd_ignored_hits_total",
+        "counter",
+        (),
+        "Probe hits of processes that are not watched.",
+    ),
+    Spec(
+        "stragd_read_failures_total",
+        "counter",
+        (),
+        "Arguments in a job's memory that could not be read.",
     ),
     Spec("stragd_windows_total", "counter", (), "Windows closed."),
     Spec("stragd_processes", "gauge", (), "Processes with a collective library."),
@@ -151,20 +164,23 @@ SPECS: tuple[Spec, ...] = (
     ),
 )
 
-# Counters begin at 0, so that rate() sees the first increment.
+# Counters begin at 0, so that rate() sees the first increment, even while there is no engine.
+EVENT_KINDS = (
+    "enter",
+    "issue",
+    "start",
+    "detail",
+    "done",
+    "failed",
+    "comm_init",
+    "comm_split",
+    "comm_destroy",
+    "comm_abort",
+)
 KNOWN_COUNTERS = (
-    "events.enter",
-    "events.issue",
-    "events.start",
-    "events.done",
-    "events.failed",
-    "events.comm_init",
-    "events.comm_destroy",
-    "events.comm_abort",
-    "lost.ring",
-    "lost.lifecycle_ring",
-    "attach_failures.failed",
-    "attach_failures.not-probeable",
+    *(f"events.{kind}" for kind in EVENT_KINDS),
+    *(f"lost.{kind}" for kind in EVENT_KINDS),
+    *(f"attach_failures.{reason}" for reason in ("permission", "kernel", "file")),
 )
 
 
@@ -228,6 +244,8 @@ class Collector:
             ("discovery_lag_seconds", "stragd_discovery_lag_seconds"),
             ("sideband_lost", "stragd_sideband_lost_total"),
             ("duplicate_hits", "stragd_duplicate_hits_total"),
+            ("ignored_hits", "stragd_ignored_hits_total"),
+            ("read_failed", "stragd_read_failures_total"),
             ("windows", "stragd_windows_total"),
             ("processes", "stragd_processes"),
         ):
@@ -310,7 +328,7 @@ def _rank(page: _Page, job: str, rank: Rank) -> None:
         *labels,
         rank["host"],
         rank["class"],
-        rank["local_rank"],
+        rank["local_rank"] if rank["local_rank"] >= 0 else "",
         rank["gpu_uuid"],
         rank["source"],
     )

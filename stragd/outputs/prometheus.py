@@ -17,12 +17,12 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from stragd.config import split_address
 from stragd.outputs.metrics import Collector
 from stragd.outputs.snapshot import Snapshot
 
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PAGE_SECONDS = 1.0
 STALL_SECONDS = 30.0
 MAX_CONNECTIONS = 16
@@ -173,7 +173,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if path == "/metrics":
             packed = "gzip" in self.headers.get("Accept-Encoding", "")
-            self._send(200, owner.page(packed), CONTENT_TYPE_PLAIN_0_0_4, packed)
+            self._send(200, owner.page(packed), CONTENT_TYPE, packed)
         elif path == "/":
             self._send(200, owner.landing().encode(), "text/html; charset=utf-8")
         elif path == "/-/healthy":

@@ -39,7 +39,7 @@ Rank = TypedDict(
     {
         "job": str,
         "rank": int,
-        "local_rank": int,
+        "local_rank": int,  # -1 where unknown
         "host": str,
         "class": str,  # "nvidia/H200", "cpu/AMD EPYC 9654"
         "gpu_uuid": str,  # "" where the driver does not say
