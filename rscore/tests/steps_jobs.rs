@@ -96,7 +96,7 @@ fn an_evaluation_is_skipped_and_training_goes_on() {
     let windows = job.run(&[train], 300);
     assert_eq!(job.pipeline.ranks()[0].period, 3);
     let irregular = job.pipeline.ranks()[0].irregular;
-    assert!((11..=11 + 3).contains(&irregular), "{irregular}");
+    assert!((11..=11 + 6).contains(&irregular), "{irregular}");
     for rows in &windows {
         assert_exact(rows, &truth);
     }
@@ -155,7 +155,7 @@ fn eight_ranks_share_windows_signature_and_the_wait_is_with_the_fast() {
             assert!((row.wall / slow.wall - 1.0).abs() < 1e-6, "everybody shares the wall");
             assert!((row.own + row.wait + row.comm - row.wall).abs() < 1e-6 * row.wall);
             if row.rank != 2 {
-                assert!((slow.own / row.own - 1.2).abs() < 0.01, "{slow:?} {row:?}");
+                assert!((1.15..1.25).contains(&(slow.own / row.own)), "{slow:?} {row:?}");
                 assert!(row.wait > slow.wait + 0.15 * row.own, "{slow:?} {row:?}");
             }
         }
@@ -212,7 +212,7 @@ fn lost_events_are_flagged_and_cost_only_their_steps() {
 fn a_job_without_rhythm_gets_slices_of_time() {
     let mut job = Gloo::new(2, 2);
     let mut random = Random::new(5);
-    let script: Vec<Step> = (0..400)
+    let script: Vec<Step> = (0..2000)
         .map(|_| {
             let n = 1 + random.below(6);
             let mut step = ddp(&[300, 200, 100, 50, 30, 20][..n]);
@@ -223,7 +223,7 @@ fn a_job_without_rhythm_gets_slices_of_time() {
             step
         })
         .collect();
-    let windows = job.run(&script, 8);
+    let windows = job.run(&script, 1);
     assert!(windows.len() >= 2, "{}", windows.len());
     for row in windows.iter().flatten() {
         assert_eq!(row.flags, flag::STEPS_NOT_INFERRED);
@@ -258,7 +258,7 @@ fn rows_need_an_owner_and_earlier_steps_still_count() {
     job.assign = false;
     let step = ddp(&[400, 300, 300, 80]);
     let truth = step.truth();
-    assert!(job.run(&[step.clone()], 150).is_empty());
+    assert!(job.run(&[step.clone()], 180).is_empty());
     job.assign = true;
     let windows = job.run(&[step], 60);
     assert_eq!(windows.len(), 2, "the steps before were kept");
@@ -270,8 +270,12 @@ fn a_rank_that_ends_leaves_a_partial_row_or_none() {
     for (extra, rows) in [(40, 1), (5, 0)] {
         let mut job = Gloo::new(1, 2);
         let step = ddp(&[400, 300, 300, 80]);
-        let before = job.run(&[step.clone()], 103 + 3).len();
-        job.run(&[step.clone()], extra);
+        let mut before = job.run(&[step.clone()], 150).len();
+        // Up to the border of a window, then some more.
+        while before == 0 || before == 1 {
+            before += job.run(&[step.clone()], 1).len();
+        }
+        before += job.run(&[step.clone()], extra).len();
         job.pipeline.gone(job.pid(0), 1);
         let last = job.settle();
         assert_eq!(last.len(), rows, "{before} {extra}");

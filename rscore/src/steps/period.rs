@@ -67,12 +67,31 @@ pub(crate) fn find(tokens: &[KindId], gaps: &[u32], known: Option<&[KindId]>) ->
         .find(|&p| p > short.len())
         .filter(|&p| short_is_a_part(tokens, gaps, short, p, runs[p]));
     let base = long.unwrap_or(short.len());
+    if known.is_none() && long.is_none() && just_broken(tokens, gaps, base, runs[base]) {
+        return None;
+    }
     let run = runs.get(base).copied().unwrap_or(0).min(MAX_GAP_HISTORY);
     match hidden_step(&gaps[n - run..], base) {
         Some(len) => Some(Period { len, tokens: base }),
         None if known.is_some() && long.is_none() => None,
         None => Some(Period { len: base, tokens: base }),
     }
+}
+
+/// Whether a shorter period is the step, and the sequence only ends too near to a break of it:
+/// a later look will find it.
+fn just_broken(tokens: &[KindId], gaps: &[u32], long: usize, run: usize) -> bool {
+    let n = tokens.len();
+    (1..4).any(|quarter| {
+        let earlier = &tokens[..n - long * quarter / 4];
+        let runs = suffix_runs(earlier, long / MIN_REPETITIONS);
+        let least = |p: usize| (MIN_REPETITIONS * p).max(MIN_COLLECTIVES);
+        (1..runs.len()).find(|&p| runs[p] >= least(p)).is_some_and(|p| {
+            let short = &earlier[earlier.len() - p..];
+            coverage(tokens, short) >= MIN_COVERAGE
+                && !short_is_a_part(tokens, gaps, short, long, run)
+        })
+    })
 }
 
 /// Share of `tokens` that `pattern` accounts for as whole, unbroken copies.
@@ -119,9 +138,12 @@ fn short_is_a_part(
     long: usize,
     run: usize,
 ) -> bool {
-    let left = 1.0 - coverage(&tokens[tokens.len() - run..], short);
-    // One collective put in spoils itself and at most the step around it.
-    let part = short.len() <= SHORT_PERIOD && left * long as f32 > short.len() as f32 + 1.5;
+    let left = (1.0 - coverage(&tokens[tokens.len() - run..], short)) * run as f32;
+    // One collective put in spoils itself and at most the step around it; at either end of the
+    // run a step may be cut.
+    let edges = 2.0 * (short.len() as f32 - 1.0);
+    let per_cycle = (left - edges) * long as f32 / run as f32;
+    let part = short.len() <= SHORT_PERIOD && per_cycle > short.len() as f32 + 1.5;
     part || splits_phases(tokens, gaps, short.len(), long, run)
 }
 

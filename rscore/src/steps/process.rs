@@ -173,7 +173,7 @@ impl Process {
         }
         self.step.bytes = self.step.bytes.saturating_add(collective.bytes);
         self.step.untimed |= !collective.timed;
-        self.steps.duration(place.index, collective.end_ns - collective.start_ns);
+        self.steps.duration(place.index, collective.end_ns.saturating_sub(collective.start_ns));
         if place.last {
             self.completed += 1;
             if place.regular {

@@ -44,6 +44,8 @@ pub(crate) struct Tracker {
     index: usize,
     /// The step under way does not count.
     dirty: bool,
+    /// A step broke off in the middle; what follows up to the next whole one is its rest.
+    broken_off: bool,
     /// Hidden steps: the next step starts at a long gap, and not before.
     lost_place: bool,
     short_gaps: u8,
@@ -141,7 +143,8 @@ impl Tracker {
             self.index = 0;
             place.last = true;
             place.regular = !self.dirty && self.warm_up == 0;
-            if self.dirty {
+            self.broken_off = false;
+            if self.dirty && self.warm_up == 0 {
                 place.irregular += len as u32;
             }
             self.warm_up = self.warm_up.saturating_sub(1);
@@ -172,7 +175,8 @@ impl Tracker {
         }
         // Between two steps it spoils the next one. Within a step only that one is lost, unless
         // the next began somewhere in it, at a time that nobody noted.
-        self.dirty = before == 0 || self.index > 1;
+        self.broken_off |= before > 0;
+        self.dirty = !self.broken_off || self.index > 1;
         (before + 1 - self.index.min(before + 1)) as u32
     }
 

@@ -66,7 +66,11 @@ impl Job {
         overdue: bool,
         lost_events: u64,
     ) -> Option<Vec<RankWindow>> {
+        let started = self.start_ns.is_some();
         let start = self.start(processes, now_ns, lost_events)?;
+        if !started {
+            processes.iter_mut().filter(|p| self.member(p).is_some()).for_each(Process::next_slice);
+        }
         let members = || processes.iter().filter(|p| self.member(p).is_some());
         let all_ended = members().all(|p| p.ended);
         let full = members().filter_map(|p| p.steps.end_of(config.window_steps, start)).min();
@@ -92,7 +96,10 @@ impl Job {
             process.steps.close(end);
             process.next_slice();
         }
-        self.start_ns = if all_ended { None } else { Some(end) };
+        // Empty windows of a long silence are not closed one by one.
+        let next =
+            if rows.is_empty() { end.max(now_ns.saturating_sub(config.window_ns)) } else { end };
+        self.start_ns = if all_ended { None } else { Some(next) };
         self.first_ready_ns = None;
         self.last_close_ns = now_ns;
         self.lost_events = lost_events;
