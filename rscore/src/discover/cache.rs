@@ -55,8 +55,8 @@ impl FileCache {
     }
 
     /// The last verdict on a file, whatever it looks like by now.
-    pub(super) fn last(&self, stamp: &Stamp) -> Option<Verdict> {
-        self.files.get(&(stamp.dev, stamp.ino)).map(|e| e.verdict)
+    pub(super) fn last(&self, dev: u64, ino: u64) -> Option<Verdict> {
+        self.files.get(&(dev, ino)).map(|e| e.verdict)
     }
 
     pub(super) fn insert(&mut self, stamp: Stamp, verdict: Verdict, sweep: u64) {
@@ -68,7 +68,7 @@ impl FileCache {
 
     /// A look into the file failed: remember to try again, but not for ever.
     pub(super) fn failed(&mut self, stamp: Stamp, sweep: u64) {
-        let tries = match self.last(&stamp) {
+        let tries = match self.last(stamp.dev, stamp.ino) {
             Some(Verdict::Failed(tries)) => tries + 1,
             _ => 1,
         };

@@ -7,10 +7,13 @@ use super::cache::Verdict;
 use super::library::{Content, Kinds, Library, LibraryId, Stamp};
 use super::maps::{self, Mapping};
 use super::reader::Error;
-use super::{monotonic_ns, process, Change, Discovery};
+use super::{monotonic_ns, mounts, process, Change, Discovery};
 
 /// Libraries open at once: each holds a file descriptor.
 const MAX_LIBRARIES: usize = 256;
+/// Files that may hang before unknown ones are opened on local filesystems only: one user's
+/// dead mounts must not blind us to everybody's libraries.
+const MAX_HUNG: usize = 4;
 /// Times that `maps` is read again because it changed under the look.
 const MAX_ROUNDS: usize = 4;
 
@@ -27,6 +30,11 @@ impl Discovery {
     pub(super) fn examine(&mut self, pid: u32) -> Look {
         self.counters.examined += 1;
         let look = self.look_at(pid);
+        let failed = |v: &(Mapping, Verdict)| matches!(v.1, Verdict::Failed(_));
+        let complete = matches!(&look, Look::Done(found) if !found.iter().any(failed));
+        if !complete {
+            self.swept.remove(&pid);
+        }
         // What was found in a process that is gone by now is nobody's library.
         for library in std::mem::take(&mut self.unannounced) {
             self.drop_library(library.id);
@@ -96,10 +104,16 @@ impl Discovery {
                     Ok(Some(verdict)) => found.push((mapping, verdict)),
                     Ok(None) => {}
                     Err(e) if process::is_gone(&e) => changed = true,
-                    Err(e) if e.kind() == io::ErrorKind::TimedOut => {
-                        self.counters.unresponsive += 1;
+                    Err(e) => {
+                        if e.kind() == io::ErrorKind::TimedOut {
+                            self.counters.unresponsive += 1;
+                        } else {
+                            self.counters.denied += 1;
+                        }
+                        // A library does not vanish because its server is slow today.
+                        let last = self.files.last(mapping.dev, mapping.ino);
+                        found.push((mapping, last.unwrap_or(Verdict::Failed(0))));
                     }
-                    Err(_) => self.counters.denied += 1,
                 }
             }
             if !changed {
@@ -119,6 +133,20 @@ impl Discovery {
         if let Some(verdict) = self.files.fresh(mapping.dev, mapping.ino, self.sweeps) {
             return Ok(Some(verdict));
         }
+        let hung = self.resolver.hung();
+        if hung > 0 && self.hung_devices.contains(&mapping.dev)
+            || hung >= MAX_HUNG && !mounts::is_local(pid, mapping.dev)
+        {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let answer = self.open_and_inspect(pid, mapping);
+        if answer.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::TimedOut) {
+            self.hung_devices.insert(mapping.dev);
+        }
+        answer
+    }
+
+    fn open_and_inspect(&mut self, pid: u32, mapping: &Mapping) -> io::Result<Option<Verdict>> {
         let (file, stamp) = self.resolver.open(pid, mapping.start, mapping.end)?;
         if !stamp.regular {
             return Ok(Some(Verdict::Nothing));
@@ -140,7 +168,7 @@ impl Discovery {
             Err(_) => {
                 self.counters.unreadable += 1;
                 self.files.failed(stamp, self.sweeps);
-                Ok(self.files.last(&stamp))
+                Ok(self.files.last(stamp.dev, stamp.ino))
             }
         }
     }
@@ -153,7 +181,7 @@ impl Discovery {
         mapping: &Mapping,
     ) -> Option<Verdict> {
         // A touched or hard-linked file has a new stamp and its old content.
-        if let Some(Verdict::Library(id)) = self.files.last(&stamp) {
+        if let Some(Verdict::Library(id)) = self.files.last(stamp.dev, stamp.ino) {
             let old = self.libraries.get(&id);
             if old.is_some_and(|l| has_content(l, &content) && l.size == stamp.size) {
                 self.files.insert(stamp, Verdict::Library(id), self.sweeps);

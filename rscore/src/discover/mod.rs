@@ -14,6 +14,7 @@ mod examine;
 mod headers;
 pub mod library;
 pub mod maps;
+mod mounts;
 mod perf_ring;
 pub mod process;
 mod reader;
@@ -42,6 +43,9 @@ const COALESCE: Duration = Duration::from_millis(5);
 const SLICE: Duration = Duration::from_millis(50);
 /// Work done in the first call, which sweeps.
 const FIRST_SLICE: Duration = Duration::from_secs(20);
+/// While the side-band loses nothing, only every so many sweeps looks at processes that an
+/// earlier one has looked at: a look costs some 200 us of CPU time.
+const FULL_SWEEP_EVERY: u64 = 8;
 /// Sweeps that lost records may cause: one a second.
 const EARLY_SWEEP: Duration = Duration::from_secs(1);
 /// Processes waiting for a look, files known to be quiet, exits waiting for a check.
@@ -131,6 +135,8 @@ pub struct Discovery {
     files: FileCache,
     libraries: HashMap<LibraryId, Arc<Library>>,
     unannounced: Vec<Arc<Library>>,
+    /// Devices with a file that did not answer; left alone until the threads there are back.
+    hung_devices: HashSet<u64>,
     /// Libraries without processes, and when they are given up.
     idle: HashMap<LibraryId, Instant>,
     next_library: u32,
@@ -143,6 +149,9 @@ pub struct Discovery {
     queue: VecDeque<u32>,
     exits: HashMap<u32, (Instant, usize)>,
     sweep_queue: VecDeque<u32>,
+    /// Pids that the last sweep found and that need no other look until a full one.
+    swept: HashSet<u32>,
+    lost_at_sweep: u64,
     sweep_due: Instant,
     sweep_spent: Duration,
     sweeps: u64,
@@ -175,6 +184,7 @@ impl Discovery {
             files: FileCache::default(),
             libraries: HashMap::new(),
             unannounced: Vec::new(),
+            hung_devices: HashSet::new(),
             idle: HashMap::new(),
             next_library: 0,
             sideband,
@@ -185,6 +195,8 @@ impl Discovery {
             queue: VecDeque::new(),
             exits: HashMap::new(),
             sweep_queue: VecDeque::new(),
+            swept: HashSet::new(),
+            lost_at_sweep: 0,
             sweep_due: now,
             sweep_spent: Duration::ZERO,
             sweeps: 0,
@@ -313,7 +325,18 @@ impl Discovery {
                 self.tracker.gone(pid);
             }
         }
-        self.sweep_queue = pids.into();
+        let trusted = self.sideband.is_some() && self.lost == self.lost_at_sweep;
+        let full = !trusted || self.sweeps % FULL_SWEEP_EVERY == 1;
+        self.lost_at_sweep = self.lost;
+        let (tracker, swept) = (&self.tracker, &self.swept);
+        let worker = |pid| tracker.is_tracked(pid) && !tracker.is_examined(pid);
+        self.sweep_queue =
+            pids.into_iter().filter(|pid| full || !swept.contains(pid) || worker(*pid)).collect();
+        self.swept = present;
+        if self.resolver.hung() == 0 {
+            self.hung_devices.clear();
+        }
+        self.counters.sweep_ns = now.elapsed().as_nanos() as u64;
         self.sweep_spent = now.elapsed();
     }
 
