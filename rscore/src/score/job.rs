@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::estimate::{cusum_limit, level_limit, median, median_without};
+use super::estimate::{cusum_limit, level_limit, median_without};
 use super::groups::{Group, Groups};
 use super::life::{Evidence, Life};
-use super::series::{Series, Test};
+use super::series::{pooled_noise, Series, Test};
 use super::{reason, Abstention, Basis, Config, Finding, Kind, State, Update};
 use crate::window::{flag, RankWindow};
 
@@ -59,7 +59,7 @@ pub(super) struct JobScore {
     wide_key: u64,
     groups: Groups,
     compared: BTreeMap<(Kind, u64), GroupScore>,
-    noises: Vec<f64>,
+    noises: Vec<(f64, f64)>,
 }
 
 /// What one rank's window says.
@@ -118,7 +118,7 @@ impl JobScore {
         let members = &groups.members[group.from..group.to];
         let values = &groups.values[group.from..group.to];
         let against_peers = members.len() > MIN_PEERS;
-        let (mut noises, mut degrees) = (std::mem::take(&mut self.noises), 0.0);
+        let mut noises = std::mem::take(&mut self.noises);
         let (mut products, mut squares) = (0.0, 0.0);
         noises.clear();
         for member in members {
@@ -130,15 +130,14 @@ impl JobScore {
                 (rank.signature, rank.class_id, rank.gross) = (row.signature, row.class_id, 0);
             }
             let series = if against_peers { &rank.peers } else { &rank.history };
-            noises.push(series.noise());
-            degrees += series.degrees();
+            noises.push(series.squares());
             let terms = series.correlation_terms();
             products += terms.0;
             squares += terms.1;
         }
-        noises.sort_unstable_by(f64::total_cmp);
+        let (pooled_noise, degrees) = pooled_noise(&mut noises);
         let test = Test {
-            pooled_noise: median(&noises),
+            pooled_noise,
             degrees,
             // Few products say little about a correlation.
             correlation: products / squares.max(f64::MIN_POSITIVE) * degrees / (degrees + 20.0),
@@ -160,7 +159,7 @@ impl JobScore {
                 rank.push_history(member.value, row, &test);
                 rank.judge_peers(member.value, others, group, row, &test, config)
             } else {
-                rank.judge_history(member.value, others, members.len() - 1, row, &test)
+                rank.judge_history(member.value, members.len() - 1, row, &test)
             };
             match verdict {
                 Ok(verdict) => {
@@ -210,9 +209,10 @@ impl JobScore {
             groups.groups.iter().map(|g| fast(g) * g.len() as f64).sum::<f64>() / total as f64;
         let row = &rows[groups.members[0].row];
         let series = &mut self.wide_series;
+        let (pooled_noise, degrees) = pooled_noise(&mut [series.squares()]);
         let test = Test {
-            pooled_noise: series.noise(),
-            degrees: series.degrees(),
+            pooled_noise,
+            degrees,
             correlation: {
                 let (products, squares) = series.correlation_terms();
                 products / squares.max(f64::MIN_POSITIVE)
@@ -353,7 +353,8 @@ impl GroupScore {
 
 impl RankScore {
     fn push_history(&mut self, value: f64, row: &RankWindow, test: &Test) {
-        let test = Test { pooled_noise: self.history.noise(), ..*test };
+        let (pooled_noise, degrees) = pooled_noise(&mut [self.history.squares()]);
+        let test = Test { pooled_noise, degrees, ..*test };
         self.history.push(value, row.window, row.time_ns, LEARN_HISTORY, &test);
     }
 
@@ -410,7 +411,6 @@ impl RankScore {
     fn judge_history(
         &mut self,
         value: f64,
-        others: f64,
         peers: usize,
         row: &RankWindow,
         test: &Test,
@@ -422,7 +422,6 @@ impl RankScore {
             return Err(reason::NO_PEERS);
         }
         let (evidence, since, _) = change(&self.history, value, &test, &self.life);
-        let _ = others;
         Ok(Verdict {
             evidence,
             since,

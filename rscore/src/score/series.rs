@@ -7,6 +7,8 @@ const NOISE_FLOOR: f64 = 0.004;
 /// Noise before anything was learnt (ln), and how many values that is worth.
 const NOISE_PRIOR: f64 = 0.02;
 const PRIOR_WEIGHT: f64 = 2.0;
+/// How many values of its own the group's noise is worth to a rank.
+const GROUP_WEIGHT: f64 = 4.0;
 /// Largest standardised deviation of one window: a single one never proves a change.
 const CLIP: f64 = 8.0;
 /// Least drift of the CUSUM, in deviations.
@@ -20,6 +22,22 @@ struct Point {
     window: u64,
     time_ns: u64,
     value: f64,
+}
+
+/// Noise of a group (ln) from the (squares, weight) of its series, and the values behind it.
+/// The noisiest eighth, at least one of four, is left out: it may be what is looked for.
+pub(super) fn pooled_noise(terms: &mut [(f64, f64)]) -> (f64, f64) {
+    terms.sort_unstable_by(|a, b| (a.0 / a.1.max(1.0)).total_cmp(&(b.0 / b.1.max(1.0))));
+    let kept = match terms.len() {
+        n if n >= 4 => n - (n / 8).max(1),
+        n => n,
+    };
+    let (mut squares, mut weight) = (PRIOR_WEIGHT * NOISE_PRIOR * NOISE_PRIOR, PRIOR_WEIGHT);
+    for term in &terms[..kept] {
+        squares += term.0;
+        weight += term.1;
+    }
+    ((squares / weight).sqrt().max(NOISE_FLOOR), weight)
 }
 
 /// State of one series.
@@ -70,15 +88,9 @@ impl Series {
         self.sum
     }
 
-    /// Learnt standard deviation (ln), with the prior.
-    pub fn noise(&self) -> f64 {
-        let prior = PRIOR_WEIGHT * NOISE_PRIOR * NOISE_PRIOR;
-        ((self.squares + prior) / (self.weight + PRIOR_WEIGHT)).sqrt().max(NOISE_FLOOR)
-    }
-
-    /// Values that the noise was learnt from.
-    pub fn degrees(&self) -> f64 {
-        self.weight
+    /// Weighted squares of the deviations from the baseline, and the sum of the weights.
+    pub fn squares(&self) -> (f64, f64) {
+        (self.squares, self.weight)
     }
 
     /// Weighted products of neighbours and squares, for a correlation pooled over the group.
@@ -86,14 +98,13 @@ impl Series {
         (self.products, self.squares)
     }
 
-    /// Deviation of one window used for tests (ln).
+    /// Deviation of one window used for tests (ln). A rank may be noisier than its group, and
+    /// is not believed to be quieter.
     pub fn deviation(&self, test: &Test) -> f64 {
-        let own = self.noise() * widening(self.weight + PRIOR_WEIGHT);
-        let pooled = test.pooled_noise * widening(test.degrees + PRIOR_WEIGHT);
-        // A rank may be noisier than its peers; quieter is believed only as it is learnt.
-        let share = self.weight / (self.weight + 8.0);
-        let noise = (share * own.max(pooled) + (1.0 - share) * pooled).max(test.stated_error);
-        noise * (1.0 + 1.0 / f64::from(self.count.max(1))).sqrt()
+        let group = test.pooled_noise * test.pooled_noise;
+        let own = (self.squares + GROUP_WEIGHT * group) / (self.weight + GROUP_WEIGHT);
+        let noise = own.max(group).sqrt().max(NOISE_FLOOR) * widening(test.degrees);
+        noise.max(test.stated_error) * (1.0 + 1.0 / f64::from(self.count.max(1))).sqrt()
     }
 
     /// Takes the value of one window. Until `learn` values it only learns.
@@ -109,16 +120,16 @@ impl Series {
         let thin = ((1.0 - rho) / (1.0 + rho)).sqrt();
         let drift = DRIFT.max(test.least / (2.0 * deviation)).min(CLIP / 2.0);
         self.sum = (self.sum + (z.min(CLIP) - drift) * thin).clamp(0.0, 4.0 * test.limit);
-        if self.sum == 0.0 {
-            self.run.clear();
-        } else {
-            if self.run.len() == RUN {
-                self.run.remove(0);
-            }
-            self.run.push(Point { window, time_ns, value });
+        if self.run.len() == RUN {
+            self.run.remove(0);
         }
-        if self.sum < test.limit / 2.0 {
-            self.learn(value, test, deviation);
+        self.run.push(Point { window, time_ns, value });
+        // What may be the begin of a slow run is learnt only when it came to nothing.
+        if self.sum == 0.0 {
+            let mut run = std::mem::take(&mut self.run);
+            run.iter().for_each(|point| self.learn(point.value, test, deviation));
+            run.clear();
+            self.run = run;
         }
     }
 
@@ -163,7 +174,7 @@ impl Series {
         Some((tail[0].window, tail[0].time_ns, mean))
     }
 
-    /// The run is over: what was held back is usual again.
+    /// The run is over, and nothing of it was usual.
     pub fn calm(&mut self) {
         self.sum = 0.0;
         self.run.clear();
