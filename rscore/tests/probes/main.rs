@@ -1,4 +1,6 @@
 //! The probes on real processes: needs root, and fails without.
+// Tests show their figures.
+#![allow(clippy::print_stdout)]
 
 mod abi;
 mod files;
