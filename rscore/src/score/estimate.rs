@@ -42,7 +42,9 @@ pub(super) fn spread(sorted: &[f64], scratch: &mut Vec<f64>) -> f64 {
 /// Least ln(own / peers) that no natural difference explains: beyond 10 % and beyond the
 /// spread of `peers` others, of which few tell little.
 pub(super) fn level_limit(spread: f64, peers: usize) -> f64 {
-    let natural = spread.max(NATURAL_SPREAD) * (1.0 + 1.0 / peers.max(1) as f64);
+    // The median of n varies by pi/2 of what their mean does.
+    let median = std::f64::consts::FRAC_PI_2 / peers.max(1) as f64;
+    let natural = spread.max(NATURAL_SPREAD) * (1.0 + median).sqrt();
     (1.0 + GROSS_SLOWDOWN).ln().max(LEVEL_SIGMAS * natural)
 }
 
