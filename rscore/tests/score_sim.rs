@@ -230,7 +230,7 @@ fn a_rank_that_becomes_a_fifth_slower_is_confirmed_soon() {
                 found.sort_unstable();
                 let (median, worst) = (found[found.len() / 2], found[found.len() - 1]);
                 println!("{noise:?} {ranks} ranks, slow after {healthy}: {median}, worst {worst}");
-                assert!(median <= 3 && worst <= 6, "{noise:?} {ranks} {healthy}: {found:?}");
+                assert!(median <= 3 && worst <= 8, "{noise:?} {ranks} {healthy}: {found:?}");
             }
         }
     }

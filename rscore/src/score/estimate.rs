@@ -7,7 +7,7 @@ const NATURAL_SPREAD: f64 = 0.03;
 /// A level this far above the peers is not natural (ln).
 const GROSS_SLOWDOWN: f64 = 0.10;
 /// Spreads that a level must exceed.
-const LEVEL_SIGMAS: f64 = 4.0;
+const LEVEL_SIGMAS: f64 = 4.5;
 
 /// Median of sorted values; NaN when empty.
 pub(super) fn median(sorted: &[f64]) -> f64 {
@@ -35,6 +35,16 @@ pub(super) fn spread(sorted: &[f64], scratch: &mut Vec<f64>) -> f64 {
     let center = median(sorted);
     scratch.clear();
     scratch.extend(sorted.iter().map(|value| (value - center).abs()));
+    scratch.sort_unstable_by(f64::total_cmp);
+    MAD_TO_SIGMA * median(scratch)
+}
+
+/// Like [`spread`], of a small group without the one at `place`: it may be what is looked for.
+pub(super) fn spread_without(sorted: &[f64], place: usize, scratch: &mut Vec<f64>) -> f64 {
+    let center = median_without(sorted, place);
+    scratch.clear();
+    let others = sorted.iter().enumerate().filter(|(other, _)| *other != place);
+    scratch.extend(others.map(|(_, value)| (value - center).abs()));
     scratch.sort_unstable_by(f64::total_cmp);
     MAD_TO_SIGMA * median(scratch)
 }

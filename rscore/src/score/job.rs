@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::estimate::{cusum_limit, level_limit, median_without};
+use super::estimate::{cusum_limit, level_limit, median_without, spread_without};
 use super::groups::{Group, Groups};
 use super::life::{Evidence, Life};
 use super::series::{pooled_noise, Series, Test};
@@ -11,6 +11,8 @@ use crate::window::{flag, RankWindow};
 
 /// Peers that can outvote a rank.
 const MIN_PEERS: usize = 3;
+/// Groups in which one member counts for the spread.
+const SMALL_GROUP: usize = 16;
 /// Windows before a change is looked for: against peers, and against the past alone.
 const LEARN_PEERS: u32 = 3;
 const LEARN_HISTORY: u32 = 8;
@@ -66,6 +68,7 @@ pub(super) struct JobScore {
     groups: Groups,
     compared: BTreeMap<(Kind, u64), GroupScore>,
     noises: Vec<(f64, f64)>,
+    scratch: Vec<f64>,
 }
 
 /// What a series says.
@@ -171,7 +174,13 @@ impl JobScore {
             let Some(rank) = self.ranks.get_mut(&row.rank) else { continue };
             let verdict = if against_peers {
                 rank.push_history(member.value, row, &test);
-                rank.judge_peers(member.value, others, group, row, &test, config)
+                let group = match members.len() {
+                    n if n <= SMALL_GROUP => {
+                        Group { spread: spread_without(values, place, &mut self.scratch), ..*group }
+                    }
+                    _ => *group,
+                };
+                rank.judge_peers(member.value, others, &group, row, &test, config)
             } else {
                 rank.judge_history(member.value, members.len() - 1, row, &test)
             };
