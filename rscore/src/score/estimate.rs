@@ -7,7 +7,7 @@ const NATURAL_SPREAD: f64 = 0.03;
 /// A level this far above the peers is not natural (ln).
 const GROSS_SLOWDOWN: f64 = 0.10;
 /// Spreads that a level must exceed.
-const LEVEL_SIGMAS: f64 = 4.0;
+const LEVEL_SIGMAS: f64 = 4.5;
 
 /// Median of sorted values; NaN when empty.
 pub(super) fn median(sorted: &[f64]) -> f64 {
@@ -39,10 +39,22 @@ pub(super) fn spread(sorted: &[f64], scratch: &mut Vec<f64>) -> f64 {
     MAD_TO_SIGMA * median(scratch)
 }
 
+/// Like [`spread`], of a small group without the one at `place`: it may be what is looked for.
+pub(super) fn spread_without(sorted: &[f64], place: usize, scratch: &mut Vec<f64>) -> f64 {
+    let center = median_without(sorted, place);
+    scratch.clear();
+    let others = sorted.iter().enumerate().filter(|(other, _)| *other != place);
+    scratch.extend(others.map(|(_, value)| (value - center).abs()));
+    scratch.sort_unstable_by(f64::total_cmp);
+    MAD_TO_SIGMA * median(scratch)
+}
+
 /// Least ln(own / peers) that no natural difference explains: beyond 10 % and beyond the
 /// spread of `peers` others, of which few tell little.
 pub(super) fn level_limit(spread: f64, peers: usize) -> f64 {
-    let natural = spread.max(NATURAL_SPREAD) * (1.0 + 1.0 / peers.max(1) as f64);
+    // The median of n varies by pi/2 of what their mean does.
+    let median = std::f64::consts::FRAC_PI_2 / peers.max(1) as f64;
+    let natural = spread.max(NATURAL_SPREAD) * (1.0 + median).sqrt();
     (1.0 + GROSS_SLOWDOWN).ln().max(LEVEL_SIGMAS * natural)
 }
 

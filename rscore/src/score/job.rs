@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::estimate::{cusum_limit, level_limit, median_without};
+use super::estimate::{cusum_limit, level_limit, median_without, spread_without};
 use super::groups::{Group, Groups};
 use super::life::{Evidence, Life};
 use super::series::{pooled_noise, Series, Test};
@@ -11,6 +11,8 @@ use crate::window::{flag, RankWindow};
 
 /// Peers that can outvote a rank.
 const MIN_PEERS: usize = 3;
+/// Groups in which one member counts for the spread.
+const SMALL_GROUP: usize = 16;
 /// Windows before a change is looked for: against peers, and against the past alone.
 const LEARN_PEERS: u32 = 3;
 const LEARN_HISTORY: u32 = 8;
@@ -21,6 +23,12 @@ const JOB_LEAST: f64 = 0.07;
 const GROUP_LEAST: f64 = 0.0953;
 const GROUP_SPREADS: f64 = 3.0;
 const GROUP_WINDOWS: u32 = 3;
+/// Windows in a row that prove a slow rank, and a slow job: bursts hit everybody at once.
+const RANK_RUN: usize = 2;
+const JOB_RUN: usize = 4;
+/// Windows after which a run without proof is taken as usual, if it is no larger (ln).
+const UNPROVEN_WINDOWS: usize = 16;
+const UNPROVEN_SHIFT: f64 = 0.1;
 /// Windows without a row after which a rank is forgotten.
 const MISSING_WINDOWS: u32 = 10;
 
@@ -60,6 +68,15 @@ pub(super) struct JobScore {
     groups: Groups,
     compared: BTreeMap<(Kind, u64), GroupScore>,
     noises: Vec<(f64, f64)>,
+    scratch: Vec<f64>,
+}
+
+/// What a series says.
+struct Change {
+    evidence: Evidence,
+    since: (u64, u64),
+    mean: f64,
+    proof: f64,
 }
 
 /// What one rank's window says.
@@ -157,7 +174,13 @@ impl JobScore {
             let Some(rank) = self.ranks.get_mut(&row.rank) else { continue };
             let verdict = if against_peers {
                 rank.push_history(member.value, row, &test);
-                rank.judge_peers(member.value, others, group, row, &test, config)
+                let group = match members.len() {
+                    n if n <= SMALL_GROUP => {
+                        Group { spread: spread_without(values, place, &mut self.scratch), ..*group }
+                    }
+                    _ => *group,
+                };
+                rank.judge_peers(member.value, others, &group, row, &test, config)
             } else {
                 rank.judge_history(member.value, members.len() - 1, row, &test)
             };
@@ -223,7 +246,9 @@ impl JobScore {
             history: config.history_windows,
         };
         series.push(value, row.window, row.time_ns, LEARN_HISTORY, &test);
-        let (evidence, since, difference) = change(series, value, &test, &self.wide.life);
+        let Change { evidence, since, proof, .. } =
+            change(series, value, &test, &self.wide.life, JOB_RUN);
+        let difference = value - series.baseline();
         let baseline = series.baseline();
         let score = &mut self.wide;
         if !score.life.advance(evidence, row.window, since, config, next_id) {
@@ -240,7 +265,7 @@ impl JobScore {
         score.shown = Some(Finding {
             kind: Kind::JobWide,
             basis: Basis::History,
-            confidence: confidence(self.wide_series.sum()),
+            confidence: confidence(proof),
             ..finding(&score.life, row, difference, own, baseline.exp() * unit, noise, 0)
         });
     }
@@ -379,7 +404,8 @@ impl RankScore {
         } else if difference < 0.6 * limit {
             self.gross = 0;
         }
-        let (mut evidence, mut since, mean) = change(&self.peers, difference, test, &self.life);
+        let Change { mut evidence, mut since, mean, proof } =
+            change(&mut self.peers, difference, test, &self.life, RANK_RUN);
         // Slower than its own past and still no slower than the peers costs nobody anything.
         if evidence >= Evidence::Weak && mean < test.least / 2.0 {
             evidence = Evidence::Open;
@@ -403,7 +429,7 @@ impl RankScore {
             difference,
             reference: others,
             deviation,
-            confidence: confidence(self.peers.sum().max(level * level / 2.0)),
+            confidence: confidence(proof.max(level * level / 2.0)),
             peers,
         })
     }
@@ -421,7 +447,8 @@ impl RankScore {
         if self.history.count() < LEARN_HISTORY {
             return Err(reason::NO_PEERS);
         }
-        let (evidence, since, _) = change(&self.history, value, &test, &self.life);
+        let Change { evidence, since, proof, .. } =
+            change(&mut self.history, value, &test, &self.life, RANK_RUN);
         Ok(Verdict {
             evidence,
             since,
@@ -429,7 +456,7 @@ impl RankScore {
             difference: value - self.history.baseline(),
             reference: self.history.baseline(),
             deviation: self.history.deviation(&test),
-            confidence: confidence(self.history.sum()),
+            confidence: confidence(proof),
             peers,
         })
     }
@@ -476,24 +503,31 @@ impl RankScore {
     }
 }
 
-/// What a series says: evidence, start of the slow run, and its mean.
-fn change(series: &Series, value: f64, test: &Test, life: &Life) -> (Evidence, (u64, u64), f64) {
+/// What a series says: evidence, start of the slow run, its mean and its proof. `windows` is
+/// how many windows in a row have to be slow.
+fn change(series: &mut Series, value: f64, test: &Test, life: &Life, windows: usize) -> Change {
     let baseline = series.baseline();
-    let Some((window, time_ns, mean)) = series.change_point() else {
-        return (Evidence::Calm, life.since(), value);
-    };
-    let shift = mean - baseline;
-    let high = value - baseline >= (0.4 * shift).max(0.5 * test.least);
-    let enough = shift >= test.least;
-    let evidence = match series.sum() {
+    let none = Change { evidence: Evidence::Calm, since: life.since(), mean: value, proof: 0.0 };
+    let Some(shift) = series.shift(test) else { return none };
+    let size = shift.mean - baseline;
+    let usual = (0.4 * size).max(0.5 * test.least);
+    let high = value - baseline >= usual;
+    let lasting = size >= test.least
+        && shift.windows >= windows
+        && series.lowest_of_last(windows) - baseline >= usual;
+    let evidence = match shift.proof {
         _ if life.is_proven() && high => Evidence::Strong,
         _ if life.is_proven() => Evidence::Calm,
-        sum if sum >= test.limit && high && enough => Evidence::Strong,
-        sum if sum >= test.limit / 2.0 && high && enough => Evidence::Weak,
-        sum if sum >= test.limit / 2.0 => Evidence::Open,
+        proof if proof >= test.limit && lasting => Evidence::Strong,
+        proof if proof >= test.limit / 2.0 && high && size >= test.least => Evidence::Weak,
+        proof if proof >= test.limit / 2.0 => Evidence::Open,
         _ => Evidence::Calm,
     };
-    (evidence, (window, time_ns), mean)
+    let small = size < UNPROVEN_SHIFT;
+    if small && evidence < Evidence::Weak && !life.is_proven() && shift.windows > UNPROVEN_WINDOWS {
+        series.absorb(test);
+    }
+    Change { evidence, since: (shift.window, shift.time_ns), mean: shift.mean, proof: shift.proof }
 }
 
 /// One minus the chance that a CUSUM (or a squared deviate over two) gets so far by itself.

@@ -40,6 +40,18 @@ pub(super) fn pooled_noise(terms: &mut [(f64, f64)]) -> (f64, f64) {
     ((squares / weight).sqrt().max(NOISE_FLOOR), weight)
 }
 
+/// A slow run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shift {
+    pub window: u64,
+    pub time_ns: u64,
+    pub windows: usize,
+    /// Mean of the run (ln).
+    pub mean: f64,
+    /// The smaller of the CUSUM and half the squared deviate of the mean: chance is exp(-proof).
+    pub proof: f64,
+}
+
 /// State of one series.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Series {
@@ -83,9 +95,10 @@ impl Series {
         self.baseline
     }
 
-    /// Sum of standardised excesses.
-    pub fn sum(&self) -> f64 {
-        self.sum
+    /// Least of the last `n` values of the run (ln).
+    pub fn lowest_of_last(&self, n: usize) -> f64 {
+        let last = &self.run[self.run.len().saturating_sub(n)..];
+        last.iter().map(|point| point.value).fold(f64::INFINITY, f64::min)
     }
 
     /// Weighted squares of the deviations from the baseline, and the sum of the weights.
@@ -154,25 +167,46 @@ impl Series {
         self.previous = unbiased;
     }
 
-    /// Where the run began: the point that splits it best for the shift it shows. Window, time,
-    /// and mean value from there on.
-    pub fn change_point(&self) -> Option<(u64, u64, f64)> {
+    /// The slow run, if there is one: where it began (the point that splits best for the shift
+    /// it shows), its mean, and how sure its shift is.
+    pub fn shift(&self, test: &Test) -> Option<Shift> {
         let recent = &self.run[self.run.len().saturating_sub(3)..];
         if recent.is_empty() {
             return None;
         }
-        let shift =
+        let size =
             recent.iter().map(|p| p.value).sum::<f64>() / recent.len() as f64 - self.baseline;
         let (mut sum, mut least, mut start) = (0.0, 0.0, 0);
         for (place, point) in self.run.iter().enumerate() {
-            sum += point.value - self.baseline - shift / 2.0;
+            sum += point.value - self.baseline - size / 2.0;
             if sum < least {
                 (least, start) = (sum, place + 1);
             }
         }
         let tail = &self.run[start.min(self.run.len() - 1)..];
-        let mean = tail.iter().map(|p| p.value).sum::<f64>() / tail.len() as f64;
-        Some((tail[0].window, tail[0].time_ns, mean))
+        let n = tail.len() as f64;
+        // The baseline is a mean too, of few windows at first; neighbours count as fewer.
+        let deviation = self.deviation(test);
+        let rho = test.correlation.clamp(0.0, 0.8);
+        let known = f64::from(self.count.min(test.history));
+        let error = ((1.0 + rho) / (1.0 - rho) * (1.0 / n + 1.0 / known.max(1.0))).sqrt();
+        let clipped = tail.iter().map(|p| ((p.value - self.baseline) / deviation).min(CLIP));
+        let deviate = clipped.sum::<f64>() / n / error;
+        Some(Shift {
+            window: tail[0].window,
+            time_ns: tail[0].time_ns,
+            windows: tail.len(),
+            mean: tail.iter().map(|p| p.value).sum::<f64>() / n,
+            proof: self.sum.min(deviate.max(0.0) * deviate.max(0.0) / 2.0),
+        })
+    }
+
+    /// A run that proves nothing for so long was usual after all.
+    pub fn absorb(&mut self, test: &Test) {
+        let deviation = self.deviation(test);
+        let run = std::mem::take(&mut self.run);
+        run.iter().for_each(|point| self.learn(point.value, test, deviation));
+        self.sum = 0.0;
     }
 
     /// The run is over, and nothing of it was usual.
