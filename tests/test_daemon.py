@@ -298,6 +298,18 @@ def test_job_ends_and_its_finding_is_closed(running: Running) -> None:
     wait_for(lambda: 'rank="1"' not in running.page())
 
 
+def test_rank_that_left_a_living_job_is_dropped(running: Running) -> None:
+    running.engine.see(10, 11)
+    wait_for(lambda: len(running.engine.assigned) == 2)
+    running.engine.end(11)
+
+    def ranks() -> list[int]:
+        return [r["rank"] for r in running.client.ask("top")["result"]["ranks"]]
+
+    wait_for(lambda: ranks() == [0])
+    assert running.client.ask("jobs")["result"]["jobs"][0]["local_ranks"] == 1
+
+
 def test_two_jobs_of_one_name_stay_apart(running: Running) -> None:
     running.engine.see(10, 20)
     wait_for(lambda: len(running.client.ask("jobs")["result"]["jobs"]) == 2)
