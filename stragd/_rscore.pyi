@@ -5,6 +5,8 @@ from typing import Any, Literal, TypedDict, final, type_check_only
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = ["RANK_WINDOW_BYTES", "RANK_WINDOW_LAYOUT", "VERSION", "Engine", "Scorer"]
+
 VERSION: str
 RANK_WINDOW_LAYOUT: list[tuple[str, str, int]]
 """(field, numpy type, offset) of a RankWindow; itemsize is RANK_WINDOW_BYTES."""
@@ -67,7 +69,7 @@ class Engine:
     the missing capability).
     """
 
-    def __init__(self, config: dict[str, Any]) -> None: ...
+    def __new__(cls, config: dict[str, Any]) -> Engine: ...
     def start(self) -> None: ...
     def close(self) -> None:
         """Detach everything and join the threads; safe to call twice."""
@@ -134,6 +136,6 @@ class Scorer:
     clear_windows, history_windows. Raises ValueError for a bad value.
     """
 
-    def __init__(self, config: dict[str, Any]) -> None: ...
+    def __new__(cls, config: dict[str, Any]) -> Scorer: ...
     def update(self, windows: NDArray[np.void]) -> Update: ...
     def forget(self, job: int) -> None: ...

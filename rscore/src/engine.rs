@@ -20,8 +20,8 @@ use crate::window::RankWindow;
 mod attach;
 mod clock;
 
-pub use attach::{LibraryState, LibraryStatus};
 use attach::Attacher;
+pub use attach::{LibraryState, LibraryStatus};
 
 /// Changes of processes kept for the caller; beyond it the oldest is dropped and counted.
 const MAX_CHANGES: usize = 65_536;

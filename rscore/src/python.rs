@@ -293,10 +293,96 @@ impl Engine {
     }
 }
 
-/// Stateful scores of every job on this scorer.
+fn finding_dict<'py>(py: Python<'py>, finding: &score::Finding) -> PyResult<Bound<'py, PyDict>> {
+    let item = PyDict::new(py);
+    item.set_item("id", finding.id)?;
+    item.set_item("job", finding.job)?;
+    item.set_item("kind", finding.kind.name())?;
+    item.set_item("state", finding.state.name())?;
+    item.set_item("rank", finding.rank)?;
+    item.set_item("class_id", finding.class_id)?;
+    item.set_item("signature", finding.signature)?;
+    item.set_item("since_window", finding.since_window)?;
+    item.set_item("since_time_ns", finding.since_time_ns)?;
+    item.set_item("window", finding.window)?;
+    item.set_item("slowdown", finding.slowdown)?;
+    item.set_item("cost_ns", finding.cost_ns)?;
+    item.set_item("cost_low_ns", finding.cost_low_ns)?;
+    item.set_item("cost_high_ns", finding.cost_high_ns)?;
+    item.set_item("cost_fraction", finding.cost_fraction)?;
+    item.set_item("confidence", finding.confidence)?;
+    item.set_item("basis", finding.basis.name())?;
+    item.set_item("own_ns", finding.own_ns)?;
+    item.set_item("peers_own_ns", finding.peers_own_ns)?;
+    item.set_item("peers", finding.peers)?;
+    Ok(item)
+}
+
 #[pyclass(module = "stragd._rscore")]
 struct Scorer {
     scorer: score::Scorer,
+}
+
+#[pymethods]
+impl Scorer {
+    #[new]
+    fn new(config: &Bound<'_, PyDict>) -> PyResult<Self> {
+        known_keys(
+            config,
+            &[
+                "false_alarms_per_million",
+                "min_slowdown",
+                "confirm_windows",
+                "clear_windows",
+                "history_windows",
+            ],
+        )?;
+        let default = score::Config::default();
+        let config = score::Config {
+            false_alarms_per_million: option(
+                config,
+                "false_alarms_per_million",
+                default.false_alarms_per_million,
+            )?,
+            min_slowdown: option(config, "min_slowdown", default.min_slowdown)?,
+            confirm_windows: option(config, "confirm_windows", default.confirm_windows)?,
+            clear_windows: option(config, "clear_windows", default.clear_windows)?,
+            history_windows: option(config, "history_windows", default.history_windows)?,
+        };
+        let scorer = score::Scorer::new(config).map_err(PyValueError::new_err)?;
+        Ok(Self { scorer })
+    }
+
+    fn update<'py>(
+        &mut self,
+        py: Python<'py>,
+        windows: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let rows = rows_from_array(windows)?;
+        let update = py.detach(|| self.scorer.update(&rows));
+        let findings = PyList::empty(py);
+        for finding in &update.findings {
+            findings.append(finding_dict(py, finding)?)?;
+        }
+        let abstentions = PyList::empty(py);
+        for abstention in &update.abstentions {
+            let item = PyDict::new(py);
+            item.set_item("job", abstention.job)?;
+            item.set_item("rank", abstention.rank)?;
+            item.set_item("window", abstention.window)?;
+            item.set_item("reason", abstention.reason)?;
+            abstentions.append(item)?;
+        }
+        let result = PyDict::new(py);
+        result.set_item("findings", findings)?;
+        result.set_item("abstentions", abstentions)?;
+        result.set_item("refused_rows", update.refused_rows)?;
+        Ok(result)
+    }
+
+    fn forget(&mut self, job: u64) {
+        self.scorer.forget(job);
+    }
 }
 
 #[pymodule]

@@ -7,7 +7,11 @@ const MAX_WORLD: u32 = 1 << 20;
 
 /// Copies the rows that can be true into `accepted`, sorted by rank; returns how many cannot.
 /// `last` is the job's last scored window.
-pub(super) fn accept(rows: &[RankWindow], last: Option<u64>, accepted: &mut Vec<RankWindow>) -> u64 {
+pub(super) fn accept(
+    rows: &[RankWindow],
+    last: Option<u64>,
+    accepted: &mut Vec<RankWindow>,
+) -> u64 {
     accepted.clear();
     let later = |row: &&RankWindow| last.is_none_or(|last| row.window > last);
     let Some(window) = rows.iter().filter(|r| plausible(r)).find(later).map(|row| row.window)

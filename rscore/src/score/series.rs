@@ -161,7 +161,8 @@ impl Series {
         if recent.is_empty() {
             return None;
         }
-        let shift = recent.iter().map(|p| p.value).sum::<f64>() / recent.len() as f64 - self.baseline;
+        let shift =
+            recent.iter().map(|p| p.value).sum::<f64>() / recent.len() as f64 - self.baseline;
         let (mut sum, mut least, mut start) = (0.0, 0.0, 0);
         for (place, point) in self.run.iter().enumerate() {
             sum += point.value - self.baseline - shift / 2.0;
