@@ -64,6 +64,11 @@ class Probes:
         "Also probe hot functions whose first instruction the kernel must single-step "
         "(about 20 µs instead of 1 µs per call).",
     )
+    measure_run_time: bool = _key(
+        True,
+        "Let the kernel time the BPF programs (all of the machine, about 40 ns a run); needs "
+        "CAP_SYS_ADMIN and is left out without it.",
+    )
     ring_bytes: int = _key(
         8 << 20, "Ring of collective events, bytes.", low=1 << 16, high=1 << 28, power_of_two=True
     )
@@ -116,14 +121,14 @@ class Scoring:
         1.0, "Wanted false alarms per million rank-windows.", low=1e-6, high=1e5
     )
     min_slowdown: float = _key(
-        0.01, "Slowdown below which nothing is reported; 0.01 is 1 %.", low=0, high=10
+        0.03, "Slowdown below which nothing is reported; 0.03 is 3 %.", low=0.001, high=1
     )
     confirm_windows: int = _key(
-        3, "Windows in a row that turn a suspect into a confirmed finding.", low=1, high=1000
+        2, "Windows that a slow run needs to be confirmed.", low=2, high=100
     )
-    clear_windows: int = _key(5, "Healthy windows in a row that clear a finding.", low=1, high=1000)
+    clear_windows: int = _key(3, "Healthy windows in a row that clear a finding.", low=1, high=1000)
     history_windows: int = _key(
-        64, "Windows of a rank's own history that its baseline remembers.", low=4, high=100000
+        50, "Windows that the baseline of a rank remembers.", low=10, high=100000
     )
 
 
@@ -213,6 +218,7 @@ class Config:
             "lifecycle_ring_bytes": self.probes.lifecycle_ring_bytes,
             "allow_single_step": self.probes.allow_single_step,
             "attach_method": self.probes.attach_method,
+            "measure_run_time": self.probes.measure_run_time,
             "sweep_seconds": self.discovery.sweep_seconds,
             "max_processes": self.discovery.max_processes,
             "window_steps": self.windows.steps,

@@ -262,8 +262,8 @@ class Daemon:
         now = self._snapshot
         host = read_host(group=self.config.control.group)
         others = [why for part, why in self._limits.items() if part != "probes"]
-        others += self._watch.notes()
-        return examine(host, now["libraries"], self._watch.engine_error, others)
+        error, notes = self._watch.engine_error, self._watch.notes()
+        return examine(host, now["libraries"], error, others, notes)
 
     def set_probes(self, on: bool) -> str:
         """Attach or detach every probe; "on" or "off" once it is done."""

@@ -32,6 +32,10 @@ _RING_FIX = (
     "arrival order, rates and gloo jobs work without it"
 )
 
+_IDENTITY_FIX = (
+    "ranks are known by RANK and WORLD_SIZE, the variables of a launcher, or their communicators"
+)
+
 
 @dataclass(frozen=True)
 class Host:
@@ -118,14 +122,23 @@ def _check(
 
 
 def examine(
-    host: Host, libraries: Iterable[Library], engine_error: str, degraded: Iterable[str] = ()
+    host: Host,
+    libraries: Iterable[Library],
+    engine_error: str,
+    degraded: Iterable[str] = (),
+    notes: Iterable[str] = (),
 ) -> list[Check]:
-    """All checks. ``engine_error`` says why there is no engine, "" when it runs."""
+    """All checks.
+
+    ``engine_error`` says why there is no engine, "" when it runs; ``degraded`` what else does not
+    work; ``notes`` are about the identity of processes.
+    """
     libraries = list(libraries)
     checks = [
         _engine(host, engine_error),
         _attach_method(host, libraries),
         _perf(host),
+        _run_time(host),
         _lockdown(host),
         _processes(host),
         _library_access(host),
@@ -146,7 +159,11 @@ def examine(
                 _RING_FIX,
             )
         )
-    checks += [_check("daemon", "limited", line, "see the other lines") for line in degraded]
+    checks += [
+        _check("daemon", "limited", line, "correct the configuration, then restart stragd")
+        for line in degraded
+    ]
+    checks += [_check("identity of processes", "limited", line, _IDENTITY_FIX) for line in notes]
     return checks
 
 
@@ -196,6 +213,18 @@ def _perf(host: Host) -> Check:
             "sysctl kernel.perf_event_paranoid=2",
         )
     return _check(feature, "ok", f"CAP_PERFMON, kernel.perf_event_paranoid {paranoid}")
+
+
+def _run_time(host: Host) -> Check:
+    feature = "BPF run time"
+    if host.has("CAP_SYS_ADMIN"):
+        return _check(feature, "ok", "the kernel times the programs on request")
+    return _check(
+        feature,
+        "limited",
+        "without CAP_SYS_ADMIN the kernel times BPF programs for all or for nobody",
+        "sysctl kernel.bpf_stats_enabled=1 while you want to know",
+    )
 
 
 def _lockdown(host: Host) -> Check:
@@ -290,7 +319,7 @@ def _amd(host: Host) -> Check:
 
 def _library(library: Library) -> Check:
     kinds = "+".join(library["kinds"])
-    feature = f"{kinds} {library['version']} ({library['path']})"
+    feature = " ".join(filter(None, (kinds, library["version"], f"({library['path']})")))
     state = library["state"]
     if state == "not-probeable":
         return _check(

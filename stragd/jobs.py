@@ -66,7 +66,7 @@ class Rank:
 
     process: ProcessKey
     identity: Identity
-    gone: bool = False
+    gone_since: float | None = None  # monotonic seconds; None while the process is there
     wall: float | None = None
     own: float | None = None
     wait: float | None = None
@@ -99,7 +99,7 @@ class Job:
 
     def live(self) -> int:
         """Ranks whose process is there."""
-        return sum(not rank.gone for rank in self.ranks.values())
+        return sum(rank.gone_since is None for rank in self.ranks.values())
 
 
 @dataclass
@@ -136,7 +136,7 @@ class JobTable:
         if place is None:
             return
         job = self.jobs[place[0]]
-        job.ranks[place[1]].gone = True
+        job.ranks[place[1]].gone_since = now
         if not job.live():
             job.empty_since = now
 
@@ -157,7 +157,7 @@ class JobTable:
         """
         job = self.jobs.get(identity.job_key)
         holder = job.ranks.get(identity.rank) if job else None
-        if holder is None or holder.gone or holder.process == process:
+        if holder is None or holder.gone_since is not None or holder.process == process:
             return True
         status = holder.status
         return collectives > 0 and (status is None or status["collectives"] == 0)
@@ -275,7 +275,15 @@ class JobTable:
         return build(raw, job.about(), subject, steps)
 
     def expired(self, now: float, seconds: float) -> list[Job]:
-        """Remove and return the jobs that have had no process for ``seconds``."""
+        """Remove and return the jobs that have had no process for ``seconds``.
+
+        A living job loses the ranks that went so long ago: their number is the job's to choose.
+        """
+        for job in self.jobs.values():
+            for number, rank in list(job.ranks.items()):
+                since = rank.gone_since
+                if since is not None and now - since >= seconds and job.live():
+                    del job.ranks[number]
         ended = [
             job
             for job in self.jobs.values()
@@ -364,7 +372,7 @@ class JobTable:
             "collectives": status["collectives"] if status else 0,
             "in_flight": status["in_flight"] if status else 0,
             "silent_s": silent,
-            "state": "gone" if rank.gone else state,
+            "state": state if rank.gone_since is None else "gone",
         }
 
     def _slowdown(self, job: Job, rank: Rank) -> float | None:

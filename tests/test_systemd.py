@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ import pytest
 from stragd.outputs.journal import MESSAGE_IDS
 
 FOLDER = Path(__file__).parent.parent / "systemd"
+PYTHON = "/usr/bin/python3"  # one that every user may run
 UNIT = FOLDER / "stragd.service"
 
 
@@ -59,6 +63,60 @@ def test_exposure(tmp_path: Path) -> None:
 def test_unit_does_not_hide_the_jobs(hides: str) -> None:
     lines = [line for line in UNIT.read_text().splitlines() if not line.startswith("#")]
     assert not any(line.startswith(hides) for line in lines)
+
+
+NATIVE = """
+import json, sys, time
+from stragd import _rscore
+engine = _rscore.Engine({"measure_run_time": False})
+engine.start()
+deadline = time.monotonic() + 60
+while time.monotonic() < deadline:
+    attached = [x for x in engine.libraries() if x["state"] == "attached"]
+    if attached and engine.counters()["sideband"]:
+        break
+    time.sleep(0.1)
+print(json.dumps([attached, engine.counters()["sideband"]]))
+engine.close()
+"""
+
+
+def test_capabilities_of_the_unit_are_enough_for_the_engine() -> None:
+    """On this kernel; the process of another user, so that every capability is needed."""
+    (line,) = [x for x in UNIT.read_text().splitlines() if x.startswith("CapabilityBoundingSet=")]
+    names = line.partition("=")[2].lower().replace("cap_", "+").split()
+    load = "import ctypes, time; ctypes.CDLL('libgloo.so.0'); print(1, flush=True); time.sleep(600)"
+    other = subprocess.Popen(
+        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", PYTHON, "-c", load],
+        stdout=subprocess.PIPE,
+        cwd="/",
+    )
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"1\n", "Debian's libgloo0 is not installed"
+        done = subprocess.run(
+            [
+                "setpriv",
+                f"--bounding-set=-all,{','.join(names)}",
+                "--no-new-privs",
+                sys.executable,
+                "-c",
+                NATIVE,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(FOLDER.parent)},
+        )
+    finally:
+        other.kill()
+        other.wait(60)
+        other.stdout.close()
+    assert done.returncode == 0, done.stderr
+    attached, sideband = json.loads(done.stdout)
+    assert any("gloo" in library["path"] for library in attached)
+    assert sideband == 1
 
 
 def test_group_is_created(tmp_path: Path) -> None:
