@@ -16,6 +16,9 @@
 #include <string.h>
 #include <time.h>
 
+/* Calls of a step, each of another size, so that step inference has real work to do. */
+enum { STEP = 25 };
+
 typedef int (*all_reduce_fn)(const void *, void *, size_t, int, int, void *, void *);
 
 static uint64_t now_ns(void)
@@ -33,17 +36,16 @@ static void sleep_until(uint64_t deadline)
 	clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL);
 }
 
-/* Steps of 25 calls of differing size, so that step inference has real work to do. */
 static void at_rate(all_reduce_fn call, void *comm, double per_second, double seconds)
 {
-	const uint64_t pause = (uint64_t)(25e9 / per_second);
+	const uint64_t pause = (uint64_t)(STEP * 1e9 / per_second);
 	const uint64_t start = now_ns(), end = start + (uint64_t)(seconds * 1e9);
 	uint64_t calls = 0;
 
 	for (uint64_t next = start + pause; next < end; next += pause) {
-		for (int i = 0; i < 25; i++)
+		for (int i = 0; i < STEP; i++)
 			call(NULL, NULL, 1000u + (size_t)i, 7, 0, comm, NULL);
-		calls += 25;
+		calls += STEP;
 		sleep_until(next);
 	}
 	printf("%llu calls\n", (unsigned long long)calls);
@@ -58,7 +60,7 @@ static int ascending(const void *a, const void *b)
 
 static void timed(all_reduce_fn call, void *comm, long calls)
 {
-	enum { BATCH = 1000 };
+	enum { BATCH = 1000 }; /* a whole number of steps */
 	const long batches = calls / BATCH;
 	double *each = calloc((size_t)batches, sizeof(*each));
 
@@ -68,7 +70,7 @@ static void timed(all_reduce_fn call, void *comm, long calls)
 		const uint64_t start = now_ns();
 
 		for (int i = 0; i < BATCH; i++)
-			call(NULL, NULL, 1000, 7, 0, comm, NULL);
+			call(NULL, NULL, 1000u + (size_t)(i % STEP), 7, 0, comm, NULL);
 		each[b] = (double)(now_ns() - start) / BATCH;
 	}
 	qsort(each, (size_t)batches, sizeof(*each), ascending);

@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.harness import SCRIPTS, Daemon, Job, daemon, job
 
 RANKS = 4
-STEP_MS = 60
-SLOW_AFTER = 500
+STEP_MS = 50
+SLOW_AFTER = 400
 SLOW_FACTOR = 1.2
 STEPS = 2000
 LIMIT_SECONDS = 150

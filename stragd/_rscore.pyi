@@ -1,21 +1,25 @@
 """Types of the native core (rscore/src/python.rs)."""
 
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, final, type_check_only
 
 import numpy as np
 from numpy.typing import NDArray
+
+__all__ = ["RANK_WINDOW_BYTES", "RANK_WINDOW_LAYOUT", "VERSION", "Engine", "Scorer"]
 
 VERSION: str
 RANK_WINDOW_LAYOUT: list[tuple[str, str, int]]
 """(field, numpy type, offset) of a RankWindow; itemsize is RANK_WINDOW_BYTES."""
 RANK_WINDOW_BYTES: int
 
+@type_check_only
 class ProcessChange(TypedDict):
     pid: int
     start_time: int  # clock ticks after boot, field 22 of /proc/PID/stat
     state: Literal["seen", "gone"]
     libraries: list[str]  # kinds: "nccl", "rccl", "gloo"
 
+@type_check_only
 class LibraryStatus(TypedDict):
     kinds: list[str]  # "nccl", "rccl", "gloo"
     path: str  # as the first process mapped it, in its mount namespace: a hint
@@ -29,6 +33,7 @@ class LibraryStatus(TypedDict):
     error: str  # one line, "" where there is none
     processes: list[int]
 
+@type_check_only
 class RankStatus(TypedDict):
     pid: int
     start_time: int
@@ -46,12 +51,14 @@ class RankStatus(TypedDict):
     in_flight: int
     communicators: list[CommunicatorStatus]
 
+@type_check_only
 class CommunicatorStatus(TypedDict):
     id: int  # first 8 bytes of the unique id, 0 where unknown
     rank: int  # -1 where unknown
     nranks: int  # 0 where unknown
     collectives: int
 
+@final
 class Engine:
     """Discovery, probes, drain and windows of one node; its threads never take the GIL.
 
@@ -62,7 +69,7 @@ class Engine:
     the missing capability).
     """
 
-    def __init__(self, config: dict[str, Any]) -> None: ...
+    def __new__(cls, config: dict[str, Any]) -> Engine: ...
     def start(self) -> None: ...
     def close(self) -> None:
         """Detach everything and join the threads; safe to call twice."""
@@ -85,6 +92,7 @@ class Engine:
     def progress(self) -> int:
         """Grows while the drain thread lives; for the watchdog."""
 
+@type_check_only
 class Finding(TypedDict):
     id: int
     job: int
@@ -107,17 +115,20 @@ class Finding(TypedDict):
     peers_own_ns: float  # median; NaN without peers
     peers: int
 
+@type_check_only
 class Abstention(TypedDict):
     job: int
     rank: int
     window: int
     reason: str
 
+@type_check_only
 class Update(TypedDict):
     findings: list[Finding]  # open ones, and those that this update cleared
     abstentions: list[Abstention]
     refused_rows: int
 
+@final
 class Scorer:
     """Stateful scores of every job on this scorer: one call per window and job.
 
@@ -125,6 +136,6 @@ class Scorer:
     clear_windows, history_windows. Raises ValueError for a bad value.
     """
 
-    def __init__(self, config: dict[str, Any]) -> None: ...
+    def __new__(cls, config: dict[str, Any]) -> Scorer: ...
     def update(self, windows: NDArray[np.void]) -> Update: ...
     def forget(self, job: int) -> None: ...

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.trainer.launch import torchrun
+
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = Path(sys.executable).parent
-# Debian's own interpreter sees python3-torch; the virtual environment's need not.
-TORCH_PYTHON = "/usr/bin/python3"
 T = TypeVar("T")
 
 
@@ -131,9 +131,9 @@ class Job:
     def __init__(self, directory: Path, script: str, ranks: int, *arguments: str) -> None:
         self.record = directory / "record.jsonl"
         self.log = directory / "job.log"
-        command = [TORCH_PYTHON, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks)]
-        command += ["--master_port", str(free_port()), str(ROOT / "tests/trainer" / script)]
-        command += [*arguments, "--record", str(self.record)]
+        logs = directory / "ranks"
+        options = [*arguments, "--record", str(self.record)]
+        command = torchrun(script, ranks, free_port(), logs, *options)
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith("VIRTUAL_ENV")
         }

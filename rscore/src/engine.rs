@@ -1,1 +1,378 @@
-//! engine: being written.
+//! The threads of one node: discovery and attach, drain and windows.
+//!
+//! Lock order, where two are held: `attacher` before `pipeline`. No lock is held while a probe is
+//! detached except `attacher` itself, so the drain never waits for the kernel's detach.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::discover::library::{Kinds, Wanted};
+use crate::discover::process::ProcessKey;
+use crate::discover::{self, Change, Discovery};
+use crate::probes::{self, Drain, Probes};
+use crate::steps::{self, Pipeline};
+use crate::window::RankWindow;
+
+mod attach;
+mod clock;
+
+use attach::Attacher;
+pub use attach::{LibraryState, LibraryStatus};
+
+/// Changes of processes kept for the caller; beyond it the oldest is dropped and counted.
+const MAX_CHANGES: usize = 65_536;
+/// Windows kept for the caller; beyond it the oldest is dropped and counted.
+const MAX_WINDOWS: usize = 4_096;
+/// How often windows are closed by time and losses are read.
+const TICK: Duration = Duration::from_millis(50);
+/// Pauses of the drain: short while events pour in, long while the rings stay nearly empty.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(20);
+
+/// Everything the engine needs to know.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub probes: probes::Options,
+    pub allow_single_step: bool,
+    /// Let the kernel measure the BPF program's run time.
+    pub measure_run_time: bool,
+    /// Time between two sweeps of `/proc`.
+    pub sweep: Duration,
+    pub max_processes: usize,
+    pub windows: steps::Config,
+}
+
+/// A library without processes is kept attached this long: short jobs in a row share a link.
+const LINGER: Duration = Duration::from_secs(10);
+
+impl Config {
+    fn discovery(&self) -> discover::Config {
+        let names = |nccl, rccl, gloo| probes::names(&probes::Kinds { nccl, rccl, gloo });
+        let nccl = names(true, false, false);
+        let only_rccl = |name: &String| !nccl.contains(name);
+        let rccl = names(false, true, false).into_iter().filter(only_rccl).collect();
+        let wanted = Wanted { rccl, gloo: names(false, false, true), nccl };
+        let (sweep, max_processes) = (self.sweep, self.max_processes);
+        discover::Config { sweep, max_processes, wanted, linger: LINGER, sideband: true }
+    }
+}
+
+/// A process uses libraries of these kinds, or (`None`) ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessChange {
+    pub process: ProcessKey,
+    pub kinds: Option<Kinds>,
+}
+
+/// One line that names the thing, the reason and the way out.
+#[derive(Debug)]
+pub struct Error(pub String);
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Error {}
+
+struct Shared {
+    stop: AtomicBool,
+    /// Turns of the drain thread.
+    progress: AtomicU64,
+    pipeline: Mutex<Pipeline>,
+    attacher: Mutex<Attacher>,
+    changes: Mutex<VecDeque<ProcessChange>>,
+    windows: Mutex<VecDeque<Vec<RankWindow>>>,
+    windows_ready: Condvar,
+    discovery: Mutex<DiscoveryFigures>,
+    dropped_changes: AtomicU64,
+    dropped_windows: AtomicU64,
+}
+
+/// What the discovery thread publishes of itself.
+#[derive(Clone, Debug, Default)]
+struct DiscoveryFigures {
+    lag_seconds: f64,
+    sideband_lost: u64,
+    /// Empty where there is a side-band.
+    sideband_error: String,
+    counters: discover::Counters,
+    uses: Vec<discover::LibraryUse>,
+}
+
+/// Discovery, probes, drain and windows of one node.
+pub struct Engine {
+    config: Config,
+    shared: Arc<Shared>,
+    /// Until the drain thread takes it; in a mutex because a Drain is for one thread.
+    drain: Mutex<Option<Drain>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// A poisoned lock means that another thread panicked; its data is still whole events and rows,
+/// and a monitor that goes on is worth more than one that follows it down.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+impl Engine {
+    /// Loads the BPF object; attaches nothing yet.
+    ///
+    /// # Errors
+    /// Where the kernel refuses, with the missing capability or feature named.
+    pub fn new(config: Config) -> Result<Self, Error> {
+        let failed = |e: probes::Error| Error(e.to_string());
+        let (mut probes, drain) = Probes::load(&config.probes).map_err(failed)?;
+        probes.measure_run_time(config.measure_run_time).map_err(failed)?;
+        let shared = Arc::new(Shared {
+            stop: AtomicBool::new(false),
+            progress: AtomicU64::new(0),
+            pipeline: Mutex::new(Pipeline::new(config.windows)),
+            attacher: Mutex::new(Attacher::new(probes, config.allow_single_step)),
+            changes: Mutex::default(),
+            windows: Mutex::default(),
+            windows_ready: Condvar::new(),
+            discovery: Mutex::default(),
+            dropped_changes: AtomicU64::new(0),
+            dropped_windows: AtomicU64::new(0),
+        });
+        Ok(Self { config, shared, drain: Mutex::new(Some(drain)), threads: Vec::new() })
+    }
+
+    /// Starts the threads; a second call does nothing.
+    ///
+    /// # Errors
+    /// Where a thread cannot be started.
+    pub fn start(&mut self) -> Result<(), Error> {
+        let Some(drain) = lock(&self.drain).take() else { return Ok(()) };
+        let shared = Arc::clone(&self.shared);
+        self.spawn("stragd-drain", move || drain_loop(&shared, drain))?;
+        let shared = Arc::clone(&self.shared);
+        let config = self.config.discovery();
+        self.spawn("stragd-discover", move || discover_loop(&shared, config))
+    }
+
+    fn spawn(&mut self, name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+        let thread = std::thread::Builder::new()
+            .name(name.into())
+            .spawn(body)
+            .map_err(|e| Error(format!("cannot start thread {name}: {e}")))?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    /// Stops the threads and detaches everything; safe to call twice.
+    pub fn close(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.windows_ready.notify_all();
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has already said so on stderr.
+            let _ = thread.join();
+        }
+        lock(&self.shared.attacher).close();
+    }
+
+    /// Changes of processes since the last call, oldest first.
+    #[must_use]
+    pub fn take_changes(&self) -> Vec<ProcessChange> {
+        lock(&self.shared.changes).drain(..).collect()
+    }
+
+    /// Says who a process is; false when it is already gone.
+    pub fn assign(
+        &self,
+        pid: u32,
+        start_time: u64,
+        job: u64,
+        rank: u32,
+        world_size: u32,
+        class_id: u32,
+    ) -> bool {
+        lock(&self.shared.pipeline).assign(pid, start_time, job, rank, world_size, class_id)
+    }
+
+    /// Waits for closed windows at most `timeout`; one vector of rows per window.
+    #[must_use]
+    pub fn take_windows(&self, timeout: Duration) -> Vec<Vec<RankWindow>> {
+        let deadline = Instant::now() + timeout;
+        let mut windows = lock(&self.shared.windows);
+        while windows.is_empty() && !self.shared.stop.load(Ordering::Relaxed) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            windows = match self.shared.windows_ready.wait_timeout(windows, left) {
+                Ok((guard, _)) => guard,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+        }
+        windows.drain(..).collect()
+    }
+
+    /// What is known of every process that issues collectives.
+    #[must_use]
+    pub fn ranks(&self) -> Vec<steps::RankStatus> {
+        lock(&self.shared.pipeline).ranks()
+    }
+
+    /// Every library seen, attached or not.
+    #[must_use]
+    pub fn libraries(&self) -> Vec<LibraryStatus> {
+        let uses = lock(&self.shared.discovery).uses.clone();
+        lock(&self.shared.attacher).statuses(&uses)
+    }
+
+    /// Why processes are found by sweeps only; empty where the perf side-band works.
+    #[must_use]
+    pub fn sideband_error(&self) -> String {
+        lock(&self.shared.discovery).sideband_error.clone()
+    }
+
+    /// Kill switch: off detaches every probe before it returns, on attaches them again.
+    pub fn set_probes(&self, on: bool) {
+        lock(&self.shared.attacher).set_enabled(on);
+    }
+
+    /// Grows while the drain thread lives.
+    #[must_use]
+    pub fn progress(&self) -> u64 {
+        self.shared.progress.load(Ordering::Relaxed)
+    }
+
+    /// Self-measurement under flat names.
+    #[must_use]
+    pub fn counters(&self) -> Vec<(String, f64)> {
+        let mut figures = lock(&self.shared.attacher).counters();
+        let pipeline = lock(&self.shared.pipeline).counters();
+        let discovery = lock(&self.shared.discovery).clone();
+        let mut put = |name: &str, value: f64| figures.push((name.into(), value));
+        put("discovery_lag_seconds", discovery.lag_seconds);
+        put("sideband", f64::from(u8::from(discovery.sideband_error.is_empty())));
+        put("sideband_lost", discovery.sideband_lost as f64);
+        put("processes", discovery.counters.processes as f64);
+        put("lost.process_limit", discovery.counters.refused_processes as f64);
+        put("lost.pipeline", pipeline.dropped_events as f64);
+        let dropped = self.shared.dropped_windows.load(Ordering::Relaxed);
+        put("lost.windows", (dropped + pipeline.dropped_windows) as f64);
+        put("lost.changes", self.shared.dropped_changes.load(Ordering::Relaxed) as f64);
+        put("windows", pipeline.windows as f64);
+        figures
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn drain_loop(shared: &Shared, mut drain: Drain) {
+    let mut pause = LONGEST_PAUSE;
+    let mut next_tick = Instant::now();
+    let mut lost = 0;
+    while !shared.stop.load(Ordering::Relaxed) {
+        let (drained, fill) = {
+            let mut pipeline = lock(&shared.pipeline);
+            let fill = drain.fill();
+            (drain.drain(|event| pipeline.on_event(event)), fill)
+        };
+        if Instant::now() >= next_tick {
+            next_tick = Instant::now() + TICK;
+            tick(shared, &mut lost);
+        }
+        shared.progress.fetch_add(1, Ordering::Relaxed);
+        // A quarter full after one pause: halve the pause. Nearly empty: double it.
+        pause = if fill > 0.25 {
+            pause / 2
+        } else if fill < 0.05 {
+            pause * 2
+        } else {
+            pause
+        }
+        .clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+        if fill < 0.5 || drained == 0 {
+            std::thread::sleep(pause);
+        }
+    }
+}
+
+fn tick(shared: &Shared, lost: &mut u64) {
+    // While somebody attaches or detaches, the last known figure will do.
+    if let Ok(attacher) = shared.attacher.try_lock() {
+        *lost = attacher.lost_events();
+    }
+    let closed = {
+        let mut pipeline = lock(&shared.pipeline);
+        pipeline.tick(clock::monotonic_ns(), clock::realtime_ns(), *lost);
+        pipeline.take_windows()
+    };
+    if closed.is_empty() {
+        return;
+    }
+    let mut windows = lock(&shared.windows);
+    windows.extend(closed);
+    while windows.len() > MAX_WINDOWS {
+        windows.pop_front();
+        shared.dropped_windows.fetch_add(1, Ordering::Relaxed);
+    }
+    shared.windows_ready.notify_all();
+}
+
+fn discover_loop(shared: &Shared, config: discover::Config) {
+    let mut discovery = Discovery::new(config);
+    while !shared.stop.load(Ordering::Relaxed) {
+        let mut gone = Vec::new();
+        for change in discovery.poll(Duration::from_millis(200)) {
+            apply(shared, change, &mut gone);
+        }
+        if !gone.is_empty() {
+            lock(&shared.attacher).forget(&gone);
+        }
+        touch_strangers(shared, &mut discovery);
+        *lock(&shared.discovery) = DiscoveryFigures {
+            lag_seconds: discovery.lag(),
+            sideband_lost: discovery.sideband_lost(),
+            sideband_error: discovery.sideband_error().into(),
+            counters: discovery.counters(),
+            uses: discovery.statuses(),
+        };
+    }
+}
+
+/// A forked worker maps nothing anew, so only its events tell of it.
+fn touch_strangers(shared: &Shared, discovery: &mut Discovery) {
+    let ranks = lock(&shared.pipeline).ranks();
+    for rank in ranks.iter().filter(|rank| rank.start_time == 0) {
+        discovery.touch(rank.pid);
+    }
+}
+
+fn apply(shared: &Shared, change: Change, gone: &mut Vec<u32>) {
+    match change {
+        Change::Library(library) => lock(&shared.attacher).add(library),
+        Change::LibraryUnused(id) => lock(&shared.attacher).remove(id),
+        Change::Seen { process, kinds } => {
+            lock(&shared.pipeline).seen(process.pid, process.start_time);
+            push_change(shared, ProcessChange { process, kinds: Some(kinds) });
+        }
+        Change::Gone { process } => {
+            gone.push(process.pid);
+            lock(&shared.pipeline).gone(process.pid, process.start_time);
+            push_change(shared, ProcessChange { process, kinds: None });
+        }
+    }
+}
+
+fn push_change(shared: &Shared, change: ProcessChange) {
+    let mut changes = lock(&shared.changes);
+    if changes.len() >= MAX_CHANGES {
+        changes.pop_front();
+        shared.dropped_changes.fetch_add(1, Ordering::Relaxed);
+    }
+    changes.push_back(change);
+}

@@ -1,6 +1,7 @@
 //! Search for a text in the read-only data of an ELF file, GPU code left out.
 
-use super::elf::{u32_at, u64_at, Elf};
+use super::elf::Elf;
+use super::headers::{u32_at, u64_at};
 
 /// Section headers that are looked at; CUDA libraries have about fifty.
 const MAX_SECTIONS: u16 = 512;

@@ -146,6 +146,12 @@ impl Drain {
         })
     }
 
+    /// How full the bulk ring is, 0 to 1.
+    pub fn fill(&self) -> f64 {
+        let waiting = self.bulk.produced().saturating_sub(self.bulk.position);
+        waiting as f64 / (self.bulk.mask + 1) as f64
+    }
+
     /// Hand every finished event to `f`, both rings merged by time; returns how many.
     ///
     /// A communicator's COMM_* and COMM_BOUND events come before its collectives: the program

@@ -1,5 +1,9 @@
 //! RankWindow: what one rank did in one window, and how steps become windows.
 
+pub(crate) mod job;
+pub(crate) mod log;
+pub(crate) mod mean;
+
 /// Where a window's times come from (`RankWindow::source`).
 pub mod source {
     /// Device clock, through the profiler plugin's ring.

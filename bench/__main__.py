@@ -1,0 +1,46 @@
+"""python -m bench [NAME ...]: the measurements of docs/performance.md, each with its method.
+
+Every bench prints what it did and a table; `make bench` runs them all (about an hour and a half,
+as root, on an otherwise idle machine).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+
+from bench import cost, drain, runs, soak
+
+BENCHES = {"cost": cost.main, "drain": drain.main, "runs": runs.main, "soak": soak.main}
+
+
+def processor() -> str:
+    """The CPU's own name."""
+    with open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHES))
+    names = parser.parse_args().names or list(BENCHES)
+    unknown = [name for name in names if name not in BENCHES]
+    if unknown:
+        parser.error(f"{unknown[0]}: no such bench; there are {', '.join(BENCHES)}")
+    if os.geteuid() != 0:
+        parser.error("the benches attach eBPF probes and need root")
+    print(f"Linux {platform.release()}, {processor()}, {os.cpu_count()} CPUs. CPU only, no GPU.\n")
+    for name in names:
+        print(f"## {name}\n", flush=True)
+        BENCHES[name]()
+        print(flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

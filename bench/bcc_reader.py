@@ -1,0 +1,43 @@
+"""The same ring read through bcc's Python callback, for bench/drain.py: bcc_reader.py LIBRARY."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from bcc import BPF  # type: ignore[import-untyped, import-not-found, unused-ignore]
+
+TEXT = """
+struct event { u64 words[8]; };
+BPF_RINGBUF_OUTPUT(events, 16384);
+int hit(void *ctx) {
+    struct event *e = events.ringbuf_reserve(sizeof(struct event));
+    if (!e) return 0;
+    e->words[0] = bpf_ktime_get_ns();
+    events.ringbuf_submit(e, BPF_RB_NO_WAKEUP);
+    return 0;
+}
+"""
+
+
+def main() -> None:
+    program = BPF(text=TEXT)
+    program.attach_uprobe(name=sys.argv[1], sym="ncclAllReduce", fn_name="hit")
+    events = 0
+
+    def on_event(_context: Any, data: Any, _size: int) -> None:
+        nonlocal events
+        program["events"].event(data)
+        events += 1
+
+    program["events"].open_ring_buffer(on_event)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    begin = time.perf_counter_ns()
+    program.ring_buffer_consume()
+    print(events, time.perf_counter_ns() - begin)
+
+
+if __name__ == "__main__":
+    main()

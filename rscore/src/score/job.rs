@@ -1,0 +1,538 @@
+//! Scores of one job: every rank against its peers and its past, then the groups.
+
+use std::collections::BTreeMap;
+
+use super::estimate::{cusum_limit, level_limit, median_without};
+use super::groups::{Group, Groups};
+use super::life::{Evidence, Life};
+use super::series::{pooled_noise, Series, Test};
+use super::{reason, Abstention, Basis, Config, Finding, Kind, State, Update};
+use crate::window::{flag, RankWindow};
+
+/// Peers that can outvote a rank.
+const MIN_PEERS: usize = 3;
+/// Windows before a change is looked for: against peers, and against the past alone.
+const LEARN_PEERS: u32 = 3;
+const LEARN_HISTORY: u32 = 8;
+/// Least lasting slowdown against the past alone, for one rank and for all together (ln).
+const HISTORY_LEAST: f64 = 0.05;
+const JOB_LEAST: f64 = 0.07;
+/// Least difference of classes or signatures (ln), in spreads too, and windows that it lasts.
+const GROUP_LEAST: f64 = 0.0953;
+const GROUP_SPREADS: f64 = 3.0;
+const GROUP_WINDOWS: u32 = 3;
+/// Windows without a row after which a rank is forgotten.
+const MISSING_WINDOWS: u32 = 10;
+
+/// A rank.
+#[derive(Debug, Default)]
+struct RankScore {
+    signature: u64,
+    class_id: u32,
+    peers: Series,
+    history: Series,
+    gross: u32,
+    gross_since: (u64, u64),
+    life: Life,
+    shown: Option<Finding>,
+    missing: u32,
+}
+
+/// A class, a signature, or the job.
+#[derive(Debug, Default)]
+struct GroupScore {
+    run: u32,
+    since: (u64, u64),
+    life: Life,
+    shown: Option<Finding>,
+    seen: bool,
+}
+
+/// Everything that is kept of one job.
+#[derive(Debug, Default)]
+pub(super) struct JobScore {
+    pub last_call: u64,
+    window: Option<u64>,
+    ranks: BTreeMap<u32, RankScore>,
+    wide: GroupScore,
+    wide_series: Series,
+    wide_key: u64,
+    groups: Groups,
+    compared: BTreeMap<(Kind, u64), GroupScore>,
+    noises: Vec<(f64, f64)>,
+}
+
+/// What one rank's window says.
+struct Verdict {
+    evidence: Evidence,
+    since: (u64, u64),
+    basis: Basis,
+    /// ln(own / reference).
+    difference: f64,
+    reference: f64,
+    deviation: f64,
+    confidence: f64,
+    peers: usize,
+}
+
+impl JobScore {
+    /// Last window that was scored.
+    pub fn last_window(&self) -> Option<u64> {
+        self.window
+    }
+
+    /// Takes the accepted rows of one window.
+    pub fn update(
+        &mut self,
+        rows: &[RankWindow],
+        config: &Config,
+        next_id: &mut u64,
+        update: &mut Update,
+    ) {
+        let Some(first) = rows.first() else { return };
+        self.window = Some(first.window);
+        let mut groups = std::mem::take(&mut self.groups);
+        groups.build(rows, &mut update.abstentions);
+        self.ranks.values_mut().for_each(|rank| rank.missing += 1);
+        for row in rows {
+            self.ranks.entry(row.rank).or_default().missing = 0;
+        }
+        for group in &groups.groups {
+            self.score_group(group, &groups, rows, config, next_id, update);
+        }
+        self.score_job(&groups, rows, config, next_id);
+        self.compare_groups(&groups, rows, config, next_id);
+        self.groups = groups;
+        self.show(update);
+    }
+
+    fn score_group(
+        &mut self,
+        group: &Group,
+        groups: &Groups,
+        rows: &[RankWindow],
+        config: &Config,
+        next_id: &mut u64,
+        update: &mut Update,
+    ) {
+        let members = &groups.members[group.from..group.to];
+        let values = &groups.values[group.from..group.to];
+        let against_peers = members.len() > MIN_PEERS;
+        let mut noises = std::mem::take(&mut self.noises);
+        let (mut products, mut squares) = (0.0, 0.0);
+        noises.clear();
+        for member in members {
+            let row = &rows[member.row];
+            let rank = self.ranks.entry(row.rank).or_default();
+            if rank.signature != row.signature || rank.class_id != row.class_id {
+                rank.peers = Series::default();
+                rank.history = Series::default();
+                (rank.signature, rank.class_id, rank.gross) = (row.signature, row.class_id, 0);
+            }
+            let series = if against_peers { &rank.peers } else { &rank.history };
+            noises.push(series.squares());
+            let terms = series.correlation_terms();
+            products += terms.0;
+            squares += terms.1;
+        }
+        let (pooled_noise, degrees) = pooled_noise(&mut noises);
+        let test = Test {
+            pooled_noise,
+            degrees,
+            // Few products say little about a correlation.
+            correlation: products / squares.max(f64::MIN_POSITIVE) * degrees / (degrees + 20.0),
+            stated_error: 0.0,
+            least: (1.0 + config.min_slowdown).ln(),
+            limit: cusum_limit(config.false_alarms_per_million),
+            history: config.history_windows,
+        };
+        self.noises = noises;
+        let mut slow = 0;
+        let mut verdicts = Vec::with_capacity(members.len());
+        for (place, member) in members.iter().enumerate() {
+            let row = &rows[member.row];
+            let stated_error = if row.own_se.is_nan() { 0.0 } else { row.own_se / row.own };
+            let test = Test { stated_error, ..test };
+            let others = median_without(values, place);
+            let Some(rank) = self.ranks.get_mut(&row.rank) else { continue };
+            let verdict = if against_peers {
+                rank.push_history(member.value, row, &test);
+                rank.judge_peers(member.value, others, group, row, &test, config)
+            } else {
+                rank.judge_history(member.value, members.len() - 1, row, &test)
+            };
+            match verdict {
+                Ok(verdict) => {
+                    slow += usize::from(verdict.evidence == Evidence::Strong);
+                    verdicts.push((member.row, verdict));
+                }
+                Err(reason) => {
+                    let (job, window) = (row.job, row.window);
+                    update.abstentions.push(Abstention { job, rank: row.rank, window, reason });
+                }
+            }
+        }
+        // Without peers, everybody slower than before is the job and not a rank.
+        let together = !against_peers && slow > 1 && slow == members.len();
+        let slowest = groups.slowest_two(rows, group.signature);
+        for (place, mut verdict) in verdicts {
+            let row = &rows[place];
+            if together {
+                verdict.evidence = Evidence::Open;
+            }
+            if let Some(rank) = self.ranks.get_mut(&row.rank) {
+                rank.conclude(&verdict, row, slowest, config, next_id);
+            }
+        }
+    }
+
+    /// Everybody slower than before: even the fastest quarter is.
+    fn score_job(
+        &mut self,
+        groups: &Groups,
+        rows: &[RankWindow],
+        config: &Config,
+        next_id: &mut u64,
+    ) {
+        let key = groups.groups.iter().fold(0, |key, group| key ^ group.signature);
+        if key != self.wide_key {
+            self.wide_key = key;
+            self.wide_series = Series::default();
+            self.wide.seen = false;
+        }
+        if groups.members.len() < 2 {
+            return;
+        }
+        let fast = |group: &Group| groups.values[group.from + (group.len() - 1) / 4];
+        let total: usize = groups.groups.iter().map(Group::len).sum();
+        let value =
+            groups.groups.iter().map(|g| fast(g) * g.len() as f64).sum::<f64>() / total as f64;
+        let row = &rows[groups.members[0].row];
+        let series = &mut self.wide_series;
+        let (pooled_noise, degrees) = pooled_noise(&mut [series.squares()]);
+        let test = Test {
+            pooled_noise,
+            degrees,
+            correlation: {
+                let (products, squares) = series.correlation_terms();
+                products / squares.max(f64::MIN_POSITIVE)
+            },
+            stated_error: 0.0,
+            least: JOB_LEAST.max((1.0 + config.min_slowdown).ln()),
+            limit: cusum_limit(config.false_alarms_per_million),
+            history: config.history_windows,
+        };
+        series.push(value, row.window, row.time_ns, LEARN_HISTORY, &test);
+        let (evidence, since, difference) = change(series, value, &test, &self.wide.life);
+        let baseline = series.baseline();
+        let score = &mut self.wide;
+        if !score.life.advance(evidence, row.window, since, config, next_id) {
+            score.shown = None;
+            return;
+        }
+        if score.life.state() == Some(State::Cleared) {
+            self.wide_series.calm();
+        }
+        let inferred = row.flags & flag::STEPS_NOT_INFERRED == 0;
+        let unit = if inferred { 1.0 } else { row.wall };
+        let own = value.exp() * unit;
+        let noise = own * self.wide_series.deviation(&test) * 1.96;
+        score.shown = Some(Finding {
+            kind: Kind::JobWide,
+            basis: Basis::History,
+            confidence: confidence(self.wide_series.sum()),
+            ..finding(&score.life, row, difference, own, baseline.exp() * unit, noise, 0)
+        });
+    }
+
+    /// Classes within a signature, and signatures within a class.
+    fn compare_groups(
+        &mut self,
+        groups: &Groups,
+        rows: &[RankWindow],
+        config: &Config,
+        next_id: &mut u64,
+    ) {
+        self.compared.values_mut().for_each(|score| score.seen = false);
+        let large = |group: &&Group| group.len() >= 2;
+        for group in groups.groups.iter().filter(large) {
+            let first = &rows[groups.members[group.from].row];
+            let inferred = first.flags & flag::STEPS_NOT_INFERRED == 0;
+            for kind in [Kind::Imbalance, Kind::UnevenWork] {
+                let related = |other: &&Group| match kind {
+                    Kind::Imbalance => {
+                        other.signature == group.signature && other.class_id != group.class_id
+                    }
+                    _ => {
+                        inferred
+                            && other.class_id == group.class_id
+                            && other.signature != group.signature
+                    }
+                };
+                let others = || groups.groups.iter().filter(large).filter(related);
+                let Some(reference) = others().map(|g| g.median).min_by(f64::total_cmp) else {
+                    continue;
+                };
+                let spread = others().map(|g| g.spread).fold(group.spread, f64::max);
+                let difference = group.median - reference;
+                let key = match kind {
+                    Kind::Imbalance => (kind, u64::from(group.class_id)),
+                    _ => (kind, group.signature),
+                };
+                let score = self.compared.entry(key).or_default();
+                if score.seen {
+                    continue;
+                }
+                score.seen = true;
+                let evidence = score.count(difference, spread, first);
+                let since = score.since;
+                if !score.life.advance(evidence, first.window, since, config, next_id) {
+                    score.shown = None;
+                    continue;
+                }
+                let unit = if inferred { 1.0 } else { first.wall };
+                let (own, other) = (group.median.exp() * unit, reference.exp() * unit);
+                let error = own * spread / (group.len() as f64).sqrt() * 1.96;
+                let imbalance = kind == Kind::Imbalance;
+                score.shown = Some(Finding {
+                    kind,
+                    class_id: imbalance.then_some(group.class_id),
+                    signature: (!imbalance).then_some(group.signature),
+                    confidence: confidence(difference / spread.max(0.01)),
+                    ..finding(&score.life, first, difference, own, other, error, group.len())
+                });
+            }
+        }
+        for score in self.compared.values_mut().filter(|score| !score.seen) {
+            score.run = 0;
+            if let (true, Some(shown)) = (score.life.end(), &mut score.shown) {
+                shown.state = State::Cleared;
+            }
+        }
+        self.compared.retain(|_, score| score.seen || score.shown.is_some());
+    }
+
+    fn show(&mut self, update: &mut Update) {
+        for rank in self.ranks.values_mut().filter(|rank| rank.missing > MISSING_WINDOWS) {
+            rank.life.end();
+            if let Some(shown) = &mut rank.shown {
+                shown.state = State::Cleared;
+            }
+        }
+        let lives = self.ranks.values_mut().map(|rank| &mut rank.shown);
+        let groups = self.compared.values_mut().map(|score| &mut score.shown);
+        for shown in lives.chain([&mut self.wide.shown]).chain(groups) {
+            if let Some(finding) = shown {
+                update.findings.push(finding.clone());
+                if finding.state == State::Cleared {
+                    *shown = None;
+                }
+            }
+        }
+        self.ranks.retain(|_, rank| rank.missing <= MISSING_WINDOWS);
+    }
+}
+
+impl GroupScore {
+    fn count(&mut self, difference: f64, spread: f64, row: &RankWindow) -> Evidence {
+        let limit = GROUP_LEAST.max(GROUP_SPREADS * spread);
+        if difference > limit {
+            if self.run == 0 {
+                self.since = (row.window, row.time_ns);
+            }
+            self.run += 1;
+            return if self.run >= GROUP_WINDOWS { Evidence::Strong } else { Evidence::Weak };
+        }
+        if difference > 0.7 * limit && self.run > 0 {
+            return Evidence::Open;
+        }
+        self.run = 0;
+        Evidence::Calm
+    }
+}
+
+impl RankScore {
+    fn push_history(&mut self, value: f64, row: &RankWindow, test: &Test) {
+        let (pooled_noise, degrees) = pooled_noise(&mut [self.history.squares()]);
+        let test = Test { pooled_noise, degrees, ..*test };
+        self.history.push(value, row.window, row.time_ns, LEARN_HISTORY, &test);
+    }
+
+    fn judge_peers(
+        &mut self,
+        value: f64,
+        others: f64,
+        group: &Group,
+        row: &RankWindow,
+        test: &Test,
+        config: &Config,
+    ) -> Result<Verdict, &'static str> {
+        let difference = value - others;
+        let peers = group.len() - 1;
+        self.peers.push(difference, row.window, row.time_ns, LEARN_PEERS, test);
+        let limit = level_limit(group.spread, peers);
+        if difference > limit {
+            if self.gross == 0 {
+                self.gross_since = (row.window, row.time_ns);
+            }
+            self.gross += 1;
+        } else if difference < 0.6 * limit {
+            self.gross = 0;
+        }
+        let (mut evidence, mut since, mean) = change(&self.peers, difference, test, &self.life);
+        // Slower than its own past and still no slower than the peers costs nobody anything.
+        if evidence >= Evidence::Weak && mean < test.least / 2.0 {
+            evidence = Evidence::Open;
+        }
+        if self.gross > 0 {
+            let proven = self.gross > config.confirm_windows;
+            let level = if proven { Evidence::Strong } else { Evidence::Weak };
+            if evidence < level {
+                (evidence, since) = (level, self.gross_since);
+            }
+        }
+        if self.peers.count() < LEARN_PEERS && evidence < Evidence::Weak {
+            return Err(reason::LEARNING);
+        }
+        let deviation = self.peers.deviation(test);
+        let level = if self.gross > 0 { difference / group.spread.max(0.03) } else { 0.0 };
+        Ok(Verdict {
+            evidence,
+            since,
+            basis: Basis::Peers,
+            difference,
+            reference: others,
+            deviation,
+            confidence: confidence(self.peers.sum().max(level * level / 2.0)),
+            peers,
+        })
+    }
+
+    fn judge_history(
+        &mut self,
+        value: f64,
+        peers: usize,
+        row: &RankWindow,
+        test: &Test,
+    ) -> Result<Verdict, &'static str> {
+        let test = Test { least: test.least.max(HISTORY_LEAST), ..*test };
+        self.gross = 0;
+        self.history.push(value, row.window, row.time_ns, LEARN_HISTORY, &test);
+        if self.history.count() < LEARN_HISTORY {
+            return Err(reason::NO_PEERS);
+        }
+        let (evidence, since, _) = change(&self.history, value, &test, &self.life);
+        Ok(Verdict {
+            evidence,
+            since,
+            basis: Basis::History,
+            difference: value - self.history.baseline(),
+            reference: self.history.baseline(),
+            deviation: self.history.deviation(&test),
+            confidence: confidence(self.history.sum()),
+            peers,
+        })
+    }
+
+    fn conclude(
+        &mut self,
+        verdict: &Verdict,
+        row: &RankWindow,
+        slowest: (f64, f64),
+        config: &Config,
+        next_id: &mut u64,
+    ) {
+        let window = row.window;
+        if !self.life.advance(verdict.evidence, window, verdict.since, config, next_id) {
+            self.shown = None;
+            return;
+        }
+        if self.life.state() == Some(State::Cleared) {
+            self.peers.calm();
+            self.history.calm();
+            if self.gross_since.0 == self.life.since().0 {
+                // It was slow from the start, so its baseline was learnt slow.
+                self.peers = Series::default();
+            }
+        }
+        let unit = if row.flags & flag::STEPS_NOT_INFERRED == 0 { 1.0 } else { row.wall };
+        let reference = verdict.reference.exp() * unit;
+        // A synchronous job gains no more than the next slowest allows.
+        let next = if row.own >= slowest.0 { slowest.1 } else { slowest.0 };
+        let bound = reference.max(if verdict.peers > 0 { next.min(row.own) } else { 0.0 });
+        let error = 1.96 * row.own * verdict.deviation;
+        let mut shown =
+            finding(&self.life, row, verdict.difference, row.own, bound, error, verdict.peers);
+        shown.rank = Some(row.rank);
+        shown.class_id = Some(row.class_id);
+        shown.signature = Some(row.signature);
+        shown.basis = verdict.basis;
+        shown.confidence = verdict.confidence;
+        shown.peers_own_ns = match verdict.basis {
+            Basis::Peers => reference,
+            Basis::History => f64::NAN,
+        };
+        self.shown = Some(shown);
+    }
+}
+
+/// What a series says: evidence, start of the slow run, and its mean.
+fn change(series: &Series, value: f64, test: &Test, life: &Life) -> (Evidence, (u64, u64), f64) {
+    let baseline = series.baseline();
+    let Some((window, time_ns, mean)) = series.change_point() else {
+        return (Evidence::Calm, life.since(), value);
+    };
+    let shift = mean - baseline;
+    let high = value - baseline >= (0.4 * shift).max(0.5 * test.least);
+    let enough = shift >= test.least;
+    let evidence = match series.sum() {
+        _ if life.is_proven() && high => Evidence::Strong,
+        _ if life.is_proven() => Evidence::Calm,
+        sum if sum >= test.limit && high && enough => Evidence::Strong,
+        sum if sum >= test.limit / 2.0 && high && enough => Evidence::Weak,
+        sum if sum >= test.limit / 2.0 => Evidence::Open,
+        _ => Evidence::Calm,
+    };
+    (evidence, (window, time_ns), mean)
+}
+
+/// One minus the chance that a CUSUM (or a squared deviate over two) gets so far by itself.
+fn confidence(sum: f64) -> f64 {
+    (1.0 - (-sum).exp()).clamp(0.5, 0.9999)
+}
+
+fn finding(
+    life: &Life,
+    row: &RankWindow,
+    difference: f64,
+    own: f64,
+    bound: f64,
+    error: f64,
+    peers: usize,
+) -> Finding {
+    let inferred = row.flags & flag::STEPS_NOT_INFERRED == 0;
+    let cost = (own - bound).max(0.0);
+    let known = |value: f64| inferred.then_some(value);
+    Finding {
+        id: life.id(),
+        job: row.job,
+        kind: Kind::Straggler,
+        state: life.state().unwrap_or(State::Suspect),
+        rank: None,
+        class_id: None,
+        signature: None,
+        since_window: life.since().0,
+        since_time_ns: life.since().1,
+        window: row.window,
+        slowdown: difference.exp() - 1.0,
+        cost_ns: known(cost),
+        cost_low_ns: known((cost - error).max(0.0)),
+        cost_high_ns: known(cost + error),
+        cost_fraction: (cost / row.wall).clamp(0.0, 1.0),
+        confidence: 0.5,
+        basis: Basis::Peers,
+        own_ns: own,
+        peers_own_ns: bound,
+        peers: peers as u32,
+    }
+}

@@ -1,0 +1,245 @@
+//! Windows of one job on this node: all its ranks close together.
+
+use std::collections::HashMap;
+
+use super::log::Measure;
+use super::{flag, source, RankWindow};
+use crate::steps::process::{Assignment, Process};
+use crate::steps::Config;
+
+/// How long a window waits for ranks whose last step has not come through yet, ns.
+const GRACE_NS: u64 = 500_000_000;
+/// How long the first window waits for ranks that have no pattern yet, ns.
+const START_WAIT_NS: u64 = 10_000_000_000;
+/// Fewest steps of a rank that ended, for a row of its own.
+const MIN_PARTIAL_STEPS: usize = 10;
+
+/// Windows of one job.
+#[derive(Debug)]
+pub(crate) struct Job {
+    key: u64,
+    next_window: u64,
+    /// End of the window before, ns; `None` until the ranks have a pattern.
+    start_ns: Option<u64>,
+    first_ready_ns: Option<u64>,
+    last_close_ns: u64,
+    lost_events: u64,
+}
+
+impl Job {
+    pub fn new(key: u64) -> Job {
+        Job {
+            key,
+            next_window: 0,
+            start_ns: None,
+            first_ready_ns: None,
+            last_close_ns: 0,
+            lost_events: 0,
+        }
+    }
+
+    pub fn key(&self) -> u64 {
+        self.key
+    }
+
+    pub fn last_close_ns(&self) -> u64 {
+        self.last_close_ns
+    }
+
+    /// Whether a process that ended has steps enough to wait for the window.
+    pub fn keeps(&self, process: &Process) -> bool {
+        let steps = process.steps.count_after(self.start_ns.unwrap_or(0));
+        steps >= MIN_PARTIAL_STEPS
+    }
+
+    fn member(&self, process: &Process) -> Option<Assignment> {
+        process.assignment.filter(|assignment| assignment.job == self.key)
+    }
+
+    /// Closes the window when it is time. `overdue`: without waiting for slower ranks. Rows may
+    /// be empty (nothing ended in the window); then no number is used up.
+    pub fn close(
+        &mut self,
+        processes: &mut [Process],
+        config: &Config,
+        now_ns: u64,
+        overdue: bool,
+        lost_events: u64,
+    ) -> Option<Vec<RankWindow>> {
+        let started = self.start_ns.is_some();
+        let start = self.start(processes, now_ns, lost_events)?;
+        if !started {
+            processes.iter_mut().filter(|p| self.member(p).is_some()).for_each(Process::next_slice);
+        }
+        let members = || processes.iter().filter(|p| self.member(p).is_some());
+        let all_ended = members().all(|p| p.ended);
+        let full = members().filter_map(|p| p.steps.end_of(config.window_steps, start)).min();
+        let timeout = start.saturating_add(config.window_ns);
+        let end = match full {
+            Some(full) => full.min(timeout),
+            None if all_ended => members().filter_map(|p| p.steps.last_end_ns()).max()?,
+            None if now_ns >= timeout => timeout,
+            None => return None,
+        };
+        let behind = |p: &Process| !p.ended && p.has_pattern() && p.covered_ns() < end;
+        let wait = !overdue && now_ns < end.saturating_add(GRACE_NS);
+        if wait && (members().any(behind) || full.is_none() && !all_ended) {
+            return None;
+        }
+        let lost = lost_events > self.lost_events;
+        let mut rows = self.rows(processes, start, end, lost);
+        rows.sort_unstable_by_key(|row| row.rank);
+        if !rows.is_empty() {
+            self.next_window += 1;
+        }
+        for process in processes.iter_mut().filter(|p| self.member(p).is_some()) {
+            process.steps.close(end);
+            process.next_slice();
+        }
+        // Empty windows of a long silence are not closed one by one.
+        let next =
+            if rows.is_empty() { end.max(now_ns.saturating_sub(config.window_ns)) } else { end };
+        self.start_ns = if all_ended { None } else { Some(next) };
+        self.first_ready_ns = None;
+        self.last_close_ns = now_ns;
+        self.lost_events = lost_events;
+        Some(rows)
+    }
+
+    /// Start of the window, set once the ranks are ready: where the last of them has its first
+    /// step.
+    fn start(&mut self, processes: &[Process], now_ns: u64, lost_events: u64) -> Option<u64> {
+        let (mut ready, mut waiting, mut start) = (0, 0, 0);
+        for process in processes.iter().filter(|p| self.member(p).is_some()) {
+            match process.steps.first_start_ns() {
+                Some(first) => {
+                    ready += 1;
+                    start = start.max(first);
+                }
+                None if process.is_unsteady(now_ns) => {
+                    ready += 1;
+                    start = start.max(process.covered_ns());
+                }
+                None if !process.ended => waiting += 1,
+                None => {}
+            }
+        }
+        if self.start_ns.is_some() {
+            if ready + waiting == 0 {
+                self.start_ns = None;
+            }
+            return self.start_ns;
+        }
+        if ready == 0 {
+            return None;
+        }
+        let since = *self.first_ready_ns.get_or_insert(now_ns);
+        if waiting > 0 && now_ns.saturating_sub(since) < START_WAIT_NS {
+            return None;
+        }
+        self.lost_events = lost_events;
+        self.start_ns = Some(start);
+        self.start_ns
+    }
+
+    fn rows(&self, processes: &[Process], start: u64, end: u64, lost: bool) -> Vec<RankWindow> {
+        let mut rows = Vec::new();
+        let mut shortest: HashMap<u64, Vec<f64>> = HashMap::new();
+        for process in processes {
+            let Some(who) = self.member(process) else { continue };
+            let mut row = RankWindow {
+                job: self.key,
+                window: self.next_window,
+                start_ns: start,
+                end_ns: end,
+                rank: who.rank,
+                world_size: who.world_size,
+                class_id: who.class_id,
+                flags: if lost { flag::EVENTS_LOST } else { 0 },
+                ..RankWindow::default()
+            };
+            if process.ended {
+                row.flags |= flag::PARTIAL;
+            }
+            match process.steps.measure(start, end) {
+                Some(measure) if process.ended && (measure.steps as usize) < MIN_PARTIAL_STEPS => {}
+                Some(measure) => {
+                    fill_steps(&mut row, &measure, process);
+                    if let Some(means) = process.steps.mean_durations() {
+                        let least = shortest.entry(row.signature).or_insert_with(|| means.clone());
+                        for (least, mean) in least.iter_mut().zip(&means) {
+                            *least = least.min(*mean);
+                        }
+                    }
+                    rows.push(row);
+                }
+                None if process.is_unsteady(end) && process.slice.collectives > 0 => {
+                    fill_slice(&mut row, process);
+                    // Of a slice only the whole is known: the shortest of the ranks.
+                    let least = shortest.entry(row.signature).or_insert_with(|| vec![row.wait]);
+                    least[0] = least[0].min(row.wait);
+                    rows.push(row);
+                }
+                None => {}
+            }
+        }
+        for row in rows.iter_mut().filter(|row| row.flags & flag::OWN_UNKNOWN == 0) {
+            let busy = row.wait;
+            let transfer = shortest.get(&row.signature).map_or(0.0, |least| least.iter().sum());
+            row.comm = f64::min(transfer, busy);
+            row.wait = busy - row.comm;
+        }
+        rows
+    }
+}
+
+/// Fills a row from steps; `wait` holds the whole busy time until `comm` is known.
+fn fill_steps(row: &mut RankWindow, measure: &Measure, process: &Process) {
+    row.signature = process.logged_signature();
+    row.first_step = measure.first_step;
+    row.last_step = measure.last_step;
+    row.steps = measure.steps;
+    row.start_ns = measure.start_ns;
+    row.end_ns = measure.end_ns;
+    row.wall = measure.wall;
+    row.own = measure.own;
+    row.wait = measure.busy;
+    row.own_se = measure.own_error;
+    row.collectives = process.steps.period() as f64;
+    row.bytes = measure.bytes;
+    row.source = source::GLOO;
+    if !measure.timed {
+        set_own_unknown(row);
+    }
+}
+
+/// Fills a row from a slice of time; values are per window.
+fn fill_slice(row: &mut RankWindow, process: &Process) {
+    let slice = &process.slice;
+    let wall = process.covered_ns().saturating_sub(slice.start_ns);
+    let own = process.own_total_ns().saturating_sub(slice.own_at_start_ns).min(wall);
+    row.flags |= flag::STEPS_NOT_INFERRED;
+    row.signature = process.signature();
+    row.first_step = process.completed();
+    row.last_step = process.completed();
+    row.wall = wall as f64;
+    row.own = own as f64;
+    row.wait = (wall - own) as f64;
+    row.own_se = f64::NAN;
+    row.collectives = slice.collectives as f64;
+    row.bytes = slice.bytes as f64;
+    row.source = source::GLOO;
+    if slice.untimed {
+        set_own_unknown(row);
+    }
+}
+
+/// Only the host's calls were seen: their order and rate are known, not how long they took.
+fn set_own_unknown(row: &mut RankWindow) {
+    row.source = source::HOST_PROBE;
+    row.flags |= flag::OWN_UNKNOWN;
+    row.own = f64::NAN;
+    row.wait = f64::NAN;
+    row.comm = f64::NAN;
+    row.own_se = f64::NAN;
+}

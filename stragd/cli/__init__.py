@@ -1,0 +1,1 @@
+"""stragctl: asks a running stragd over its control socket, and shows the answer."""

@@ -1,0 +1,163 @@
+"""Entry point of stragctl: arguments, errors and exit codes.
+
+Exit codes: 0 done, 1 stragd did not or would not do it (one line on stderr), 2 usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, cast
+
+from stragd import __version__
+from stragd.cli import answers, top
+from stragd.cli.client import DEFAULT_SOCKET, ControlClient, ControlError
+from stragd.cli.terminal import speaks_utf8
+from stragd.cli.text import clean, to_ascii
+from stragd.outputs.snapshot import Status
+
+Result = dict[str, Any]
+
+# The way out, where the daemon's own message cannot know what the person typed.
+_WAY_OUT = {
+    "forbidden": "run it as root: sudo stragctl ...",
+    "unknown-verb": "install one version of stragd and stragctl",
+    "bad-version": "install one version of stragd and stragctl",
+    "busy": "other stragctl sessions hold them",
+    "internal": "see: journalctl -u stragd",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Usage errors in one line, like all other errors."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"stragctl: {clean(message, 1000)} (see: {self.prog} --help)\n")
+
+
+def _interval(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.1 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 0.1 and 3600 seconds")
+    return value
+
+
+def parser() -> argparse.ArgumentParser:
+    """The argument parser; completions and the man page are made from it."""
+    # Both options may stand before and after the command: SUPPRESS keeps the command's parser
+    # from resetting what stood before it.
+    common = _Parser(add_help=False, argument_default=argparse.SUPPRESS)
+    common.add_argument(
+        "--socket", metavar="PATH", help=f"control socket of stragd (default: {DEFAULT_SOCKET})"
+    )
+    common.add_argument("--json", action="store_true", help="print the answer as one JSON object")
+    main_parser = _Parser(
+        prog="stragctl", description="Ask a running stragd which rank is slow, and why.",
+        parents=[common],
+    )  # fmt: skip
+    main_parser.add_argument("--version", action="version", version=f"stragctl {__version__}")
+    commands = main_parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=text, description=text, parents=[common])
+
+    job_help = "name, key or its beginning"
+    live = command("top", "live view of a job; one plain picture when the output is no terminal")
+    live.add_argument(
+        "--interval", type=_interval, default=1.0, metavar="S", help="seconds between pictures"
+    )
+    live.add_argument("--once", action="store_true", help="print one plain picture and end")
+    live.add_argument("--job", metavar="JOB", help=f"begin with this job: {job_help}")
+    live.add_argument("--no-color", action="store_true", help="no colour (also: NO_COLOR=1)")
+    command("status", "what stragd sees, what it costs and what does not work")
+    command("jobs", "the training jobs on this node")
+    ranks = command("ranks", "the ranks of a job: own, wait, comm, lateness, state")
+    ranks.add_argument(
+        "job", nargs="?", metavar="JOB", help=f"{job_help}; not needed when there is one job"
+    )
+    findings = command("findings", "open findings, and ranks about which there is no verdict")
+    findings.add_argument("--job", metavar="JOB", help=f"only this job: {job_help}")
+    findings.add_argument("--cleared", action="store_true", help="the cleared ones too")
+    probes = command("probes", "kill switch: off detaches every probe from every job at once")
+    probes.add_argument("set", nargs="?", choices=("on", "off"), help="leave out to ask")
+    command("doctor", "what is missing for full function, and how to get it")
+    config = command("config", "the configuration that stragd runs with")
+    config.add_argument("action", choices=("show",), help="print every key with its value")
+    config.add_argument("--origin", action="store_true", help="also where each value comes from")
+    return main_parser
+
+
+def _request(arguments: argparse.Namespace) -> tuple[dict[str, Any], Callable[[Result], list[str]]]:
+    """The request of a command and the text of its answer."""
+    name = arguments.command
+    width = max(40, shutil.get_terminal_size((top.PIPE_WIDTH, 24)).columns)
+    if name == "ranks":
+        extra = {} if arguments.job is None else {"job": arguments.job}
+        return extra, lambda r: answers.ranks_lines(r["job"], r["ranks"])
+    if name == "findings":
+        extra = {} if arguments.job is None else {"job": arguments.job}
+        if arguments.cleared:
+            extra["cleared"] = True
+        return extra, lambda r: answers.findings_lines(r["findings"], r["abstentions"], width)
+    if name == "probes":
+        extra = {} if arguments.set is None else {"set": arguments.set}
+        return extra, lambda r: [f"probes are {clean(r['probes'])}"]
+    if name == "doctor":
+        return {}, lambda r: answers.doctor_lines(r["checks"], r["libraries"])
+    if name == "config":
+        return {}, lambda r: answers.config_lines(r["files"], r["values"], arguments.origin)
+    if name == "jobs":
+        return {}, lambda r: answers.jobs_lines(r["jobs"])
+    return {}, lambda r: answers.status_lines(cast(Status, r))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.command == "top":
+        return top.run(arguments)
+    extra, text = _request(arguments)
+    with ControlClient(arguments.socket) as client:
+        result = client.request(arguments.command, **extra)
+    if arguments.json:
+        print(json.dumps(result, indent=2))
+        return 0
+    try:
+        lines = text(result if speaks_utf8(os.environ) else to_ascii(result))
+    except top.SHAPE_ERRORS:
+        raise ControlError(f"{arguments.socket}: {top.WRONG_SHAPE}") from None
+    print("\n".join(lines))
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run stragctl with ``argv`` (default: the process's) and return the exit code."""
+    arguments = parser().parse_args(argv)
+    arguments.socket = getattr(arguments, "socket", DEFAULT_SOCKET)
+    arguments.json = getattr(arguments, "json", False)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
+    except ControlError as error:
+        hint = _WAY_OUT.get(error.code, "")
+        message = f"{error} ({hint})" if hint else str(error)
+        print(f"stragctl: {clean(message, 2000)}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The reader went away (`| head`): quiet, and nothing more to flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,316 @@
+"""What is missing for full function, feature by feature, each with the way to get it.
+
+``read_host`` collects the facts, ``examine`` judges them; the second is pure.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from stragd.outputs.control import group_id
+from stragd.outputs.journal import journal_module, under_journald
+from stragd.outputs.snapshot import Check, Library
+
+CAPABILITIES = {
+    "CAP_DAC_READ_SEARCH": 2,
+    "CAP_SYS_PTRACE": 19,
+    "CAP_SYS_ADMIN": 21,
+    "CAP_PERFMON": 38,
+    "CAP_BPF": 39,
+    "CAP_CHECKPOINT_RESTORE": 40,
+}
+_INITIAL_PID_NAMESPACE = 4026531836  # PROC_PID_INIT_INO, fixed in the kernel
+_UNIT_FIX = "run stragd as root, or through its systemd unit"
+_RING_FIX = (
+    "device times need the NCCL profiler plugin in the job, which this version does not have; "
+    "arrival order, rates and gloo jobs work without it"
+)
+
+
+@dataclass(frozen=True)
+class Host:
+    """Facts about the machine and this process; None where a file could not be read."""
+
+    effective: int | None  # CapEff
+    kernel: tuple[int, int] = (0, 0)
+    perf_event_paranoid: int | None = None
+    lockdown: str = ""  # "none", "integrity", "confidentiality", "" where there is no such file
+    hidepid: str = ""  # option of the /proc mount, "" where all is visible
+    pid_namespace: int | None = None
+    devices: frozenset[str] = field(default_factory=frozenset)  # of nvidiactl, kfd
+    modules: frozenset[str] = field(default_factory=frozenset)  # of pynvml, amdsmi
+    group: str = "stragd"
+    group_exists: bool = True
+    journald: Literal["native", "no-module", "stderr"] = "stderr"
+
+    def has(self, *names: str) -> bool:
+        """Whether every one of the capabilities is effective."""
+        if self.effective is None:
+            return False
+        return all(self.effective >> CAPABILITIES[name] & 1 for name in names)
+
+    def lacks(self, *names: str) -> list[str]:
+        """Those of the capabilities that are not effective."""
+        return [name for name in names if not self.has(name)]
+
+
+def read_host(root: Path = Path("/"), group: str = "stragd") -> Host:
+    """Collect the facts; ``root`` is another place than / in tests."""
+
+    def text(path: str) -> str:
+        try:
+            with (root / path).open(encoding="utf-8", errors="replace") as file:
+                return file.read(65536)
+        except OSError:
+            return ""
+
+    release = re.match(r"(\d{1,4})\.(\d{1,4})", text("proc/sys/kernel/osrelease"))
+    capabilities = re.search(r"^CapEff:\s*([0-9a-f]{1,16})$", text("proc/self/status"), re.M)
+    lockdown = re.search(r"\[(\w+)\]", text("sys/kernel/security/lockdown"))
+    paranoid = text("proc/sys/kernel/perf_event_paranoid").strip()
+    journald: Literal["native", "no-module", "stderr"] = "stderr"
+    if under_journald():
+        journald = "native" if journal_module() else "no-module"
+    return Host(
+        effective=int(capabilities[1], 16) if capabilities else None,
+        kernel=(int(release[1]), int(release[2])) if release else (0, 0),
+        perf_event_paranoid=int(paranoid) if re.fullmatch(r"-?\d{1,3}", paranoid) else None,
+        lockdown=lockdown[1] if lockdown else "",
+        hidepid=_hidepid(text("proc/self/mountinfo")),
+        pid_namespace=_pid_namespace(root),
+        devices=frozenset(d for d in ("nvidiactl", "kfd") if (root / "dev" / d).exists()),
+        modules=frozenset(m for m in ("pynvml", "amdsmi") if importlib.util.find_spec(m)),
+        group=group,
+        group_exists=group_id(group) is not None,
+        journald=journald,
+    )
+
+
+def _hidepid(mountinfo: str) -> str:
+    for line in mountinfo.splitlines():
+        fields = line.split(" ")
+        if len(fields) > 6 and fields[4] == "/proc" and " - proc " in line:
+            option = re.search(r"hidepid=(\w+)", line)
+            value = option[1] if option else ""
+            return "" if value in ("0", "off") else value
+    return ""
+
+
+def _pid_namespace(root: Path) -> int | None:
+    try:
+        link = os.readlink(root / "proc/self/ns/pid")
+    except OSError:
+        return None
+    match = re.fullmatch(r"pid:\[(\d{1,10})\]", link)
+    return int(match[1]) if match else None
+
+
+def _check(
+    feature: str, state: Literal["ok", "limited", "missing"], detail: str, fix: str = ""
+) -> Check:
+    return {"feature": feature, "state": state, "detail": detail, "fix": fix}
+
+
+def examine(
+    host: Host, libraries: Iterable[Library], engine_error: str, degraded: Iterable[str] = ()
+) -> list[Check]:
+    """All checks. ``engine_error`` says why there is no engine, "" when it runs."""
+    libraries = list(libraries)
+    checks = [
+        _engine(host, engine_error),
+        _attach_method(host, libraries),
+        _perf(host),
+        _lockdown(host),
+        _processes(host),
+        _library_access(host),
+        _control(host),
+        _journal(host),
+        _nvidia(host),
+        _amd(host),
+    ]
+    for library in libraries:
+        checks.append(_library(library))
+    if any({"nccl", "rccl"} & set(library["kinds"]) for library in libraries):
+        checks.append(
+            _check(
+                "device times of NCCL and RCCL",
+                "limited",
+                "host probes show when a rank arrives in a collective, not how long the device "
+                "works, so own and wait are unknown for these ranks",
+                _RING_FIX,
+            )
+        )
+    checks += [_check("daemon", "limited", line, "see the other lines") for line in degraded]
+    return checks
+
+
+def _engine(host: Host, error: str) -> Check:
+    if error:
+        missing = host.lacks("CAP_BPF", "CAP_PERFMON")
+        fix = f"{_UNIT_FIX} (missing: {', '.join(missing)})" if missing else _UNIT_FIX
+        return _check("probes", "missing", error, fix)
+    return _check("probes", "ok", "the BPF programs are loaded")
+
+
+def _attach_method(host: Host, libraries: list[Library]) -> Check:
+    feature = "uprobe_multi"
+    version = f"kernel {host.kernel[0]}.{host.kernel[1]}"
+    methods = {library["method"] for library in libraries if library["state"] == "attached"}
+    if "uprobe_multi" in methods:
+        return _check(feature, "ok", f"{version}, in use")
+    if "perf" in methods or host.kernel < (6, 6):
+        return _check(
+            feature,
+            "limited",
+            f"{version}: probes are perf events, which take seconds to detach"
+            + (" and need CAP_SYS_ADMIN" if not host.has("CAP_SYS_ADMIN") else ""),
+            "run Linux 6.6 or newer",
+        )
+    return _check(feature, "ok", f"{version} has it; nothing is attached yet")
+
+
+def _perf(host: Host) -> Check:
+    feature = "live process events"
+    if host.has("CAP_SYS_ADMIN"):
+        return _check(feature, "ok", "perf events are open to this process")
+    if not host.has("CAP_PERFMON"):
+        return _check(
+            feature,
+            "limited",
+            "no CAP_PERFMON: processes are found by the sweep through /proc only",
+            _UNIT_FIX,
+        )
+    paranoid = host.perf_event_paranoid
+    if paranoid is not None and paranoid > 2:
+        return _check(
+            feature,
+            "limited",
+            f"kernel.perf_event_paranoid is {paranoid}; above 2 some distributions refuse "
+            "perf events even with CAP_PERFMON",
+            "sysctl kernel.perf_event_paranoid=2",
+        )
+    return _check(feature, "ok", f"CAP_PERFMON, kernel.perf_event_paranoid {paranoid}")
+
+
+def _lockdown(host: Host) -> Check:
+    if host.lockdown == "confidentiality":
+        return _check(
+            "kernel lockdown",
+            "missing",
+            "lockdown is confidentiality: BPF programs may not read arguments in memory",
+            "boot with lockdown=integrity",
+        )
+    return _check("kernel lockdown", "ok", host.lockdown or "not active")
+
+
+def _processes(host: Host) -> Check:
+    feature = "seeing every process"
+    if host.pid_namespace not in (None, _INITIAL_PID_NAMESPACE):
+        return _check(
+            feature,
+            "limited",
+            "stragd runs in a pid namespace of its own and sees that one's processes only",
+            "run it on the host, or the container with --pid=host",
+        )
+    if host.hidepid and not host.has("CAP_SYS_PTRACE"):
+        return _check(
+            feature,
+            "limited",
+            f"/proc is mounted with hidepid={host.hidepid}",
+            "give stragd CAP_SYS_PTRACE (its unit does), or mount /proc without hidepid",
+        )
+    return _check(feature, "ok", "initial pid namespace, /proc shows all")
+
+
+def _library_access(host: Host) -> Check:
+    feature = "reading processes of other users"
+    missing = host.lacks("CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH")
+    if not host.has("CAP_SYS_ADMIN") and not host.has("CAP_CHECKPOINT_RESTORE"):
+        missing.append("CAP_CHECKPOINT_RESTORE")
+    if missing:
+        return _check(feature, "missing", "without " + ", ".join(missing), _UNIT_FIX)
+    return _check(feature, "ok", "environment, maps and mapped files are readable")
+
+
+def _control(host: Host) -> Check:
+    if not host.group_exists:
+        return _check(
+            "stragctl for a group",
+            "limited",
+            f"there is no group {host.group}: only root may ask",
+            f"groupadd --system {host.group}, then restart stragd",
+        )
+    return _check("stragctl for a group", "ok", f"members of {host.group} may read")
+
+
+def _journal(host: Host) -> Check:
+    feature = "structured journal entries"
+    if host.journald == "native":
+        return _check(feature, "ok", "journald, with fields")
+    if host.journald == "no-module":
+        return _check(
+            feature, "limited", "systemd-python is not installed", "apt install python3-systemd"
+        )
+    return _check(
+        feature,
+        "limited",
+        "not started by systemd: plain lines on standard error",
+        'start stragd.service, or set target = "journald" in section [journal]',
+    )
+
+
+def _gpu(host: Host, vendor: str, device: str, module: str, package: str) -> Check:
+    feature = f"{vendor} GPUs"
+    if device not in host.devices:
+        return _check(feature, "ok", f"none on this node (no /dev/{device})")
+    if module not in host.modules:
+        return _check(
+            feature,
+            "limited",
+            f"the Python package {package} is missing: class and rank of GPUs come from the "
+            "job's environment only",
+            f"pip install {package}",
+        )
+    return _check(feature, "ok", f"/dev/{device} and {package} are there")
+
+
+def _nvidia(host: Host) -> Check:
+    return _gpu(host, "NVIDIA", "nvidiactl", "pynvml", "nvidia-ml-py")
+
+
+def _amd(host: Host) -> Check:
+    return _gpu(host, "AMD", "kfd", "amdsmi", "amdsmi")
+
+
+def _library(library: Library) -> Check:
+    kinds = "+".join(library["kinds"])
+    feature = f"{kinds} {library['version']} ({library['path']})"
+    state = library["state"]
+    if state == "not-probeable":
+        return _check(
+            feature,
+            "missing",
+            f"{kinds} is inside, but not probeable: {library['error'] or 'its symbols are hidden'}",
+            "use a build that exports its NCCL functions (a shared libnccl)",
+        )
+    if state == "failed":
+        return _check(feature, "missing", library["error"] or "attach failed", "see `probes`")
+    if state == "off":
+        return _check(feature, "limited", "probes are off", "stragctl probes on")
+    if state == "duplicate":
+        return _check(feature, "ok", "the same file as another one, probed there")
+    if library["refused"]:
+        shown = "; ".join(library["refused"][:8])
+        return _check(
+            feature,
+            "limited",
+            f"{library['probes']} probes; refused: {shown}",
+            "allow_single_step = true in section [probes] takes the slow ones too",
+        )
+    return _check(feature, "ok", f"{library['probes']} probes by {library['method']}")

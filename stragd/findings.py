@@ -1,0 +1,85 @@
+"""Store of findings: those that are open, the last cleared ones, and what changed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple, cast
+
+from stragd.finding import Finding, State
+
+MAX_OPEN = 1000
+"""Open findings kept; a node has tens of ranks, so more means that something else is wrong."""
+
+
+class Transition(NamedTuple):
+    """A finding entered another state; ``before`` is None for a new one."""
+
+    before: State | None
+    finding: Finding
+    reason: str  # why it was cleared, "" otherwise
+
+
+class FindingStore:
+    """Open findings by (job, the scorer's own id); the string id stays for a finding's life."""
+
+    def __init__(self, cleared_kept: int = 100) -> None:
+        self._open: dict[tuple[int, int], Finding] = {}
+        self._cleared: deque[Finding] = deque(maxlen=cleared_kept)
+        self.refused = 0
+        """Findings that were not taken because MAX_OPEN were open."""
+
+    def keep(self, cleared_kept: int) -> None:
+        """Change how many cleared findings are kept."""
+        self._cleared = deque(self._cleared, maxlen=cleared_kept)
+
+    def apply(self, job: int, scored: Iterable[tuple[int, Finding]]) -> list[Transition]:
+        """Take what the scorer says about one job now: all that is open, and what it cleared.
+
+        An open finding that the scorer no longer mentions is cleared.
+        """
+        transitions: list[Transition] = []
+        mentioned = set()
+        for scorer_id, new in scored:
+            key = (job, scorer_id)
+            mentioned.add(key)
+            old = self._open.get(key)
+            if old is None and new["state"] == "cleared":
+                continue
+            if old is None and len(self._open) >= MAX_OPEN:
+                self.refused += 1
+                continue
+            if old is not None:
+                new["id"] = old["id"]
+            self._open[key] = new
+            if new["state"] == "cleared":
+                transitions.append(self._clear(key, "healthy again", old))
+            elif old is None or old["state"] != new["state"]:
+                transitions.append(Transition(old["state"] if old else None, new, ""))
+        for key in [k for k in self._open if k[0] == job and k not in mentioned]:
+            transitions.append(self._clear(key, "no longer scored", self._open[key]))
+        return transitions
+
+    def close_job(self, job: int, reason: str) -> list[Transition]:
+        """Clear every open finding of a job, because of ``reason``."""
+        keys = [key for key in self._open if key[0] == job]
+        return [self._clear(key, reason, self._open[key]) for key in keys]
+
+    def _clear(self, key: tuple[int, int], reason: str, old: Finding | None) -> Transition:
+        last = self._open.pop(key)
+        finding = cast("Finding", {**last, "state": "cleared"})
+        finding["evidence"] = [*last["evidence"], f"cleared: {reason}"]
+        self._cleared.append(finding)
+        return Transition(old["state"] if old else None, finding, reason)
+
+    def open(self) -> list[Finding]:
+        """Open findings: confirmed before the others, then the most expensive first."""
+        order = {"confirmed": 0, "recovering": 1, "suspect": 2}
+        return sorted(
+            self._open.values(),
+            key=lambda f: (order.get(f["state"], 3), -f["cost_percent"], f["id"]),
+        )
+
+    def cleared(self) -> list[Finding]:
+        """The last cleared findings, newest last."""
+        return list(self._cleared)

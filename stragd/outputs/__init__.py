@@ -1,0 +1,1 @@
+"""Everything that leaves the daemon: control socket, Prometheus, journal."""

@@ -1,0 +1,168 @@
+"""The picture of the daemon that every output renders: plain JSON types, no behaviour.
+
+Times end in ``_ms`` (milliseconds per step), ``_s`` (seconds) or are ISO 8601 in UTC. A number
+that is not known is ``None``, never NaN. A job's key is 16 hexadecimal digits.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+from stragd.finding import Finding
+
+JobState = Literal["learning", "watching", "finding"]
+RankState = Literal["learning", "watching", "suspect", "confirmed", "recovering", "gone"]
+Source = Literal["device-ring", "host-probe", "gloo", ""]
+Flag = Literal["events-lost", "steps-not-inferred", "partial", "own-unknown"]
+
+
+class Job(TypedDict):
+    """One training job that has ranks on this node."""
+
+    key: str
+    name: str
+    launcher: str  # "torchrun", "slurm", ...
+    world_size: int
+    local_ranks: int  # ranks on this node
+    step_ms: float | None  # median wall time of a step; None while no step is inferred
+    steps: int
+    windows: int  # windows scored
+    worst_rank: int | None  # rank of the most expensive open finding
+    cost_ms_per_step: float | None  # of that finding
+    cost_percent: float | None  # of that finding, share of the step's wall time
+    state: JobState
+
+
+# "class" is a keyword of Python and a word of the contract, hence the functional form.
+Rank = TypedDict(
+    "Rank",
+    {
+        "job": str,
+        "rank": int,
+        "local_rank": int,  # -1 where unknown
+        "host": str,
+        "class": str,  # "nvidia/H200", "cpu/AMD EPYC 9654"
+        "gpu_uuid": str,  # "" where the driver does not say
+        "pid": int,
+        "container": str,  # short id, "" outside containers
+        "own_ms": float | None,
+        "wait_ms": float | None,
+        "comm_ms": float | None,
+        "wall_ms": float | None,
+        "per": Literal["step", "window"],  # what the four times above are per
+        "lateness_ms": float | None,  # largest (wait + comm) of the job's ranks minus own
+        "lateness_history": list[float],  # last 30 windows, oldest first
+        "slowdown": float | None,  # own over the median of its peers, minus one
+        "source": Source,
+        "flags": list[Flag],
+        "steps": int,
+        "collectives": int,
+        "in_flight": int,
+        "silent_s": float | None,  # since the last event
+        "state": RankState,
+    },
+)
+
+
+class Abstention(TypedDict):
+    """A rank about which the scorer says nothing, and why."""
+
+    job: str
+    job_name: str
+    rank: int
+    window: int
+    reason: str
+
+
+class Health(TypedDict):
+    """The daemon about itself."""
+
+    events_per_s: float
+    events: int
+    lost: int
+    lost_by_cause: dict[str, int]
+    probes_attached: int
+    libraries: int  # attached library files
+    bpf_ns_per_event: float | None  # None while the kernel does not measure it
+    cpu_percent: float  # of one core, since the last tick
+    rss_bytes: int
+    uptime_s: float
+    probes: Literal["on", "off"]
+    degraded: list[str]  # one line each, empty when everything works
+
+
+class Library(TypedDict):
+    """One library file that carries collectives."""
+
+    kinds: list[str]
+    path: str
+    build_id: str
+    version: str
+    state: str
+    method: str
+    probes: int
+    refused: list[str]
+    missing: list[str]
+    error: str
+    processes: list[int]
+
+
+class Check(TypedDict):
+    """One line of `doctor`: a feature, whether it works, and how to get it."""
+
+    feature: str
+    state: Literal["ok", "limited", "missing"]
+    detail: str
+    fix: str  # "" when there is nothing to do
+
+
+class ConfigValue(TypedDict):
+    """One key of the configuration and where its value comes from."""
+
+    key: str  # "prometheus.address"
+    value: object
+    origin: str  # "default", a file, or "environment STRAGD_..."
+    environment: str  # name of the variable that overrides the key
+
+
+class Status(TypedDict):
+    """Answer of `status`."""
+
+    version: str
+    host: str
+    pid: int
+    time: str
+    state: Literal["running", "degraded"]
+    jobs: int
+    ranks: int
+    unidentified: int  # processes with a library but without a rank
+    findings: int  # open ones
+    metrics: str  # "http://127.0.0.1:9464/metrics", "" when off
+    config_files: list[str]
+    health: Health
+
+
+class Top(TypedDict):
+    """Answer of `top`: all that one screen needs, of one moment."""
+
+    version: str
+    host: str
+    time: str
+    jobs: list[Job]
+    ranks: list[Rank]
+    findings: list[Finding]  # open ones, most expensive first
+    abstentions: list[Abstention]
+    health: Health
+
+
+class Snapshot(Top):
+    """What the main loop publishes once a tick; `top` is a part of it."""
+
+    pid: int
+    unidentified: int
+    cleared: list[Finding]  # newest last, bounded
+    libraries: list[Library]
+    counters: dict[str, float]  # Engine.counters()
+    collector_up: dict[str, bool]  # part of the daemon -> works
+    cpu_seconds: float
+    start_time: float  # seconds since the epoch

@@ -1,0 +1,160 @@
+"""Verbs of the control socket: checks a request's arguments and answers from the snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from stragd.outputs.control import Peer, RequestError
+from stragd.outputs.snapshot import Check, ConfigValue, Job, Snapshot, Status, Top
+
+
+class Daemon(Protocol):
+    """What the verbs need of the daemon; every method may be called from any thread."""
+
+    def snapshot(self) -> Snapshot:
+        """The last published picture."""
+
+    def metrics_url(self) -> str:
+        """Where /metrics is, "" when it is off."""
+
+    def config_files(self) -> list[str]: ...
+    def config_values(self) -> list[ConfigValue]: ...
+    def doctor(self) -> list[Check]: ...
+    def set_probes(self, on: bool) -> str:
+        """Switch and wait until it is done; "on" or "off". Raises RequestError."""
+
+    def reload(self) -> dict[str, list[str]]:
+        """Read the configuration again. Raises RequestError."""
+
+
+class Verbs:
+    """Callable for ControlServer."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._verbs: dict[str, tuple[Callable[..., Mapping[str, Any]], dict[str, type]]] = {
+            "status": (self._status, {}),
+            "jobs": (self._jobs, {}),
+            "ranks": (self._ranks, {"job": str}),
+            "findings": (self._findings, {"job": str, "cleared": bool}),
+            "top": (self._top, {}),
+            "doctor": (self._doctor, {}),
+            "config": (self._config, {}),
+            "probes": (self._probes, {"set": str}),
+            "reload": (self._reload, {}),
+        }
+
+    def __call__(self, request: dict[str, Any], peer: Peer) -> Mapping[str, Any]:
+        verb = request["verb"]
+        if verb not in self._verbs:
+            known = ", ".join(self._verbs)
+            raise RequestError("unknown-verb", f"unknown verb {verb[:40]!r}; known: {known}")
+        function, takes = self._verbs[verb]
+        arguments = {k: v for k, v in request.items() if k not in ("version", "verb")}
+        for name, value in arguments.items():
+            if name not in takes:
+                raise RequestError("bad-request", f"{verb} has no argument {name[:40]!r}")
+            if type(value) is not takes[name]:
+                kind = {str: "a string", bool: "true or false"}[takes[name]]
+                raise RequestError("bad-request", f"{verb}: {name} must be {kind}")
+        changes = verb == "reload" or "set" in arguments
+        if changes and not peer.is_root:
+            raise RequestError("forbidden", f"{verb} changes the daemon: only root may do that")
+        return function(**arguments)
+
+    def _status(self) -> Mapping[str, Any]:
+        now = self._daemon.snapshot()
+        status: Status = {
+            "version": now["version"],
+            "host": now["host"],
+            "pid": now["pid"],
+            "time": now["time"],
+            "state": "degraded" if now["health"]["degraded"] else "running",
+            "jobs": len(now["jobs"]),
+            "ranks": sum(job["local_ranks"] for job in now["jobs"]),
+            "unidentified": now["unidentified"],
+            "findings": len(now["findings"]),
+            "metrics": self._daemon.metrics_url(),
+            "config_files": self._daemon.config_files(),
+            "health": now["health"],
+        }
+        return status
+
+    def _jobs(self) -> Mapping[str, Any]:
+        return {"jobs": self._daemon.snapshot()["jobs"]}
+
+    def _ranks(self, job: str | None = None) -> Mapping[str, Any]:
+        now = self._daemon.snapshot()
+        chosen = find_job(now["jobs"], job)
+        ranks = [rank for rank in now["ranks"] if rank["job"] == chosen["key"]]
+        return {"job": chosen, "ranks": ranks}
+
+    def _findings(self, job: str | None = None, cleared: bool = False) -> Mapping[str, Any]:
+        now = self._daemon.snapshot()
+        findings = now["findings"] + (now["cleared"][::-1] if cleared else [])
+        abstentions = now["abstentions"]
+        if job is not None:
+            key = self._finding_job(now, job, cleared)
+            findings = [f for f in findings if f["job"]["key"] == key]
+            abstentions = [a for a in abstentions if a["job"] == key]
+        return {"findings": findings, "abstentions": abstentions}
+
+    def _finding_job(self, now: Snapshot, job: str, cleared: bool) -> str:
+        """A cleared finding's job may be gone from the table but can still be asked for."""
+        if cleared:
+            for finding in now["cleared"]:
+                if job in (finding["job"]["key"], finding["job"]["name"]):
+                    return finding["job"]["key"]
+        return find_job(now["jobs"], job)["key"]
+
+    def _top(self) -> Mapping[str, Any]:
+        now = self._daemon.snapshot()
+        top: Top = {
+            "version": now["version"],
+            "host": now["host"],
+            "time": now["time"],
+            "jobs": now["jobs"],
+            "ranks": now["ranks"],
+            "findings": now["findings"],
+            "abstentions": now["abstentions"],
+            "health": now["health"],
+        }
+        return top
+
+    def _doctor(self) -> Mapping[str, Any]:
+        return {
+            "checks": self._daemon.doctor(),
+            "libraries": self._daemon.snapshot()["libraries"],
+        }
+
+    def _config(self) -> Mapping[str, Any]:
+        return {"files": self._daemon.config_files(), "values": self._daemon.config_values()}
+
+    def _probes(self, set: str | None = None) -> Mapping[str, Any]:
+        if set is None:
+            return {"probes": self._daemon.snapshot()["health"]["probes"]}
+        if set not in ("on", "off"):
+            raise RequestError("bad-request", 'probes: set must be "on" or "off"')
+        return {"probes": self._daemon.set_probes(set == "on")}
+
+    def _reload(self) -> Mapping[str, Any]:
+        return self._daemon.reload()
+
+
+def find_job(jobs: list[Job], wanted: str | None) -> Job:
+    """By key, name, or unique beginning of a key; None is the only job. Raises RequestError."""
+    names = ", ".join(f"{job['name']} ({job['key'][:8]})" for job in jobs[:20]) or "none"
+    if wanted is None:
+        if len(jobs) == 1:
+            return jobs[0]
+        what = "there is no job" if not jobs else f"say which job: {names}"
+        raise RequestError("not-found", what)
+    exact = [job for job in jobs if wanted in (job["key"], job["name"])]
+    if exact:
+        return exact[0]
+    begins = [job for job in jobs if wanted and job["key"].startswith(wanted.lower())]
+    if len(begins) == 1:
+        return begins[0]
+    problem = "several jobs begin with" if begins else "no job"
+    raise RequestError("not-found", f"{problem} {wanted[:60]!r}; jobs: {names}")

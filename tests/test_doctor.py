@@ -1,0 +1,166 @@
+"""Doctor: facts of a machine in, what is missing and the fix out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stragd.doctor import CAPABILITIES, Host, examine, read_host
+from stragd.outputs.snapshot import Check, Library
+
+ALL = sum(1 << bit for bit in CAPABILITIES.values())
+FULL = Host(effective=ALL, kernel=(6, 18), perf_event_paranoid=2, lockdown="none")
+
+
+def library(**changes: Any) -> Library:
+    made: dict[str, Any] = {
+        "kinds": ["gloo"],
+        "path": "/lib/libgloo.so",
+        "build_id": "",
+        "version": "",
+        "state": "attached",
+        "method": "uprobe_multi",
+        "probes": 6,
+        "refused": [],
+        "missing": [],
+        "error": "",
+        "processes": [],
+    }
+    made.update(changes)
+    return made  # type: ignore[return-value]
+
+
+def host(**changes: Any) -> Host:
+    return Host(**{**FULL.__dict__, **changes})
+
+
+def without(*names: str) -> int:
+    return ALL & ~sum(1 << CAPABILITIES[name] for name in names)
+
+
+def find(checks: list[Check], feature: str) -> Check:
+    (found,) = [check for check in checks if feature in check["feature"]]
+    return found
+
+
+def test_full_function() -> None:
+    checks = examine(host(journald="native"), [library()], "")
+    assert [c for c in checks if c["state"] != "ok"] == []
+    assert all(c["fix"] == "" and c["detail"] for c in checks)
+
+
+@pytest.mark.parametrize(
+    ("made", "feature", "state", "word"),
+    [
+        (host(kernel=(6, 1)), "uprobe_multi", "limited", "6.6 or newer"),
+        (host(lockdown="confidentiality"), "lockdown", "missing", "integrity"),
+        (host(hidepid="2", effective=without("CAP_SYS_PTRACE")), "every process", "limited", "hid"),
+        (host(pid_namespace=4026532000), "every process", "limited", "--pid=host"),
+        (host(effective=0), "other users", "missing", "root"),
+        (host(effective=None), "other users", "missing", "root"),
+        (host(effective=without("CAP_SYS_ADMIN", "CAP_PERFMON")), "live process", "limited", "ro"),
+        (
+            host(effective=without("CAP_SYS_ADMIN"), perf_event_paranoid=4),
+            "live process",
+            "limited",
+            "perf_event_paranoid=2",
+        ),
+        (host(group_exists=False), "stragctl for a group", "limited", "groupadd"),
+        (host(journald="no-module"), "journal", "limited", "python3-systemd"),
+        (host(journald="stderr"), "journal", "limited", "stragd.service"),
+        (host(devices=frozenset({"nvidiactl"})), "NVIDIA", "limited", "nvidia-ml-py"),
+        (host(devices=frozenset({"kfd"})), "AMD", "limited", "amdsmi"),
+    ],
+)
+def test_what_is_missing_is_named_with_its_fix(
+    made: Host, feature: str, state: str, word: str
+) -> None:
+    check = find(examine(made, [], ""), feature)
+    assert check["state"] == state
+    assert word in check["fix"]
+
+
+def test_unit_capabilities_are_enough_on_new_kernels() -> None:
+    unit = (Path(__file__).parent.parent / "systemd/stragd.service").read_text()
+    (line,) = [x for x in unit.splitlines() if x.startswith("CapabilityBoundingSet=")]
+    mask = sum(1 << CAPABILITIES[name] for name in line.partition("=")[2].split())
+    states = {c["feature"]: c["state"] for c in examine(host(effective=mask), [library()], "")}
+    for feature in ("probes", "uprobe_multi", "live process events", "seeing every process"):
+        assert states[feature] == "ok"
+    assert states["reading processes of other users"] == "ok"
+
+
+def test_engine_that_was_refused() -> None:
+    checks = examine(host(effective=without("CAP_BPF")), [], "EPERM: CAP_BPF")
+    check = find(checks, "probes")
+    assert (check["state"], check["detail"]) == ("missing", "EPERM: CAP_BPF")
+    assert "missing: CAP_BPF" in check["fix"]
+
+
+def test_libraries() -> None:
+    checks = examine(
+        FULL,
+        [
+            library(kinds=["nccl"], version="2.21.5", refused=["ncclAllReduce: single-stepped"]),
+            library(path="/a", state="not-probeable"),
+            library(path="/b", state="failed", error="ENOSPC"),
+            library(path="/c", state="off"),
+            library(path="/d", state="duplicate"),
+            library(path="/e", method="perf"),
+        ],
+        "",
+    )
+    nccl = find(checks, "nccl 2.21.5")
+    assert nccl["state"] == "limited"
+    assert "ncclAllReduce: single-stepped" in nccl["detail"]
+    assert "allow_single_step" in nccl["fix"]
+    assert find(checks, "(/a)")["state"] == "missing"
+    assert find(checks, "(/b)")["detail"] == "ENOSPC"
+    assert find(checks, "(/c)")["fix"] == "stragctl probes on"
+    assert find(checks, "(/d)")["state"] == "ok"
+    assert find(checks, "device times")["state"] == "limited"
+
+
+def test_facts_are_read_from_the_machine(tmp_path: Path) -> None:
+    for path, text in {
+        "proc/sys/kernel/osrelease": "5.15.0-91-generic\n",
+        "proc/sys/kernel/perf_event_paranoid": "4\n",
+        "proc/self/status": "Name:\tx\nCapEff:\t000000c000000000\n",
+        "proc/self/mountinfo": "1 2 0:21 / /proc rw - proc proc rw,hidepid=invisible\n",
+        "sys/kernel/security/lockdown": "none integrity [confidentiality]\n",
+        "dev/kfd": "",
+    }.items():
+        place = tmp_path / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+    (tmp_path / "proc/self/ns").mkdir()
+    (tmp_path / "proc/self/ns/pid").symlink_to("pid:[4026532001]")
+    read = read_host(tmp_path, group="no-such-group")
+    assert read.kernel == (5, 15)
+    assert read.perf_event_paranoid == 4
+    assert read.has("CAP_BPF", "CAP_PERFMON")
+    assert read.lacks("CAP_SYS_ADMIN", "CAP_BPF") == ["CAP_SYS_ADMIN"]
+    assert (read.hidepid, read.lockdown) == ("invisible", "confidentiality")
+    assert read.pid_namespace == 4026532001
+    assert read.devices == {"kfd"}
+    assert not read.group_exists
+
+
+def test_garbage_and_absence_are_no_error(tmp_path: Path) -> None:
+    empty = read_host(tmp_path)
+    assert (empty.effective, empty.kernel, empty.pid_namespace) == (None, (0, 0), None)
+    for path in ("proc/sys/kernel/osrelease", "proc/self/status", "proc/self/mountinfo"):
+        place = tmp_path / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(os.urandom(100000))
+    assert examine(read_host(tmp_path), [], "x")
+
+
+def test_this_machine() -> None:
+    assert os.geteuid() == 0, "this test needs root"
+    real = read_host()
+    assert real.has("CAP_BPF", "CAP_PERFMON", "CAP_SYS_PTRACE")
+    assert real.kernel >= (5, 15)

@@ -1,0 +1,139 @@
+"""The finding object, its schema, and the store of open and cleared ones."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from stragd import findings as findings_module
+from stragd.finding import build, describe, schema
+from stragd.findings import FindingStore
+from tests.pictures import finding, raw_finding
+
+
+def valid(made: Any) -> None:
+    json.dumps(made, allow_nan=False)
+    jsonschema.validate(made, schema(), cls=jsonschema.Draft202012Validator)
+
+
+def test_straggler_follows_the_schema_and_says_its_numbers() -> None:
+    made = finding()
+    valid(made)
+    assert made["cost_ms_per_step"] == {"value": 20.0, "low": 18.0, "high": 22.0}
+    assert made["cost_percent"] == 15.0
+    assert made["since"] == {"window": 12, "time": "2026-11-29T10:00:00Z"}
+    assert made["cause"]["name"] == made["where"] == "unknown"
+    text = " / ".join(made["evidence"])
+    for part in ("rank 2 on node7 works 120.00 ms", "3 peers", "100.00 ms", "20.0% slower than"):
+        assert part in text
+    line = describe(made)
+    assert "job llama" in line
+    assert "rank 2 on node7" in line
+    assert "20.00 ms per step" in line
+
+
+def test_without_steps_the_cost_is_a_share() -> None:
+    made = finding(steps=False, cost_ns=None, cost_low_ns=None, cost_high_ns=None)
+    valid(made)
+    assert made["cost_ms_per_step"] is None
+    assert made["cost_percent"] == 15.0
+    assert any("share of time" in line for line in made["evidence"])
+    assert "15.0 % of the time" in describe(made)
+
+
+def test_unknown_numbers_are_null_never_nan() -> None:
+    nan = float("nan")
+    made = finding(
+        slowdown=nan, peers_own_ns=nan, own_ns=nan, cost_low_ns=nan, cost_fraction=nan, peers=1
+    )
+    valid(made)
+    assert made["slowdown"] is None
+    assert made["cost_ms_per_step"] == {"value": 20.0, "low": 20.0, "high": 22.0}
+    assert not any("nan" in line for line in made["evidence"])
+
+
+def test_history_only_says_so() -> None:
+    made = finding(basis="history", peers=1, peers_own_ns=float("nan"))
+    assert any("own past only" in line for line in made["evidence"])
+    assert any("slower than before" in line for line in made["evidence"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "subject", "where"),
+    [
+        ("imbalance", {"class": "nvidia/H200"}, "machine"),
+        ("uneven-work", {"signature": "000000000000beef"}, "job"),
+        ("job-wide", {}, "unknown"),
+    ],
+)
+def test_other_kinds(kind: str, subject: Any, where: str) -> None:
+    raw = raw_finding(kind=kind, rank=None)
+    made = build(raw, finding()["job"], subject, True)
+    valid(made)
+    assert made["where"] == where
+    assert f"-{kind}-" in made["id"]
+
+
+def test_schema_refuses_what_is_not_a_finding() -> None:
+    for change in ({"state": "open"}, {"cost_percent": None}, {"more": 1}):
+        with pytest.raises(jsonschema.ValidationError):
+            valid({**finding(), **change})
+
+
+def test_life_of_a_finding_keeps_its_id() -> None:
+    store = FindingStore()
+    (first,) = store.apply(1, [(7, finding(state="suspect"))])
+    assert (first.before, first.finding["state"]) == (None, "suspect")
+    assert store.apply(1, [(7, finding(state="suspect", window=16))]) == []
+    later = finding(state="confirmed", since_time_ns=1_795_946_500_000_000_000)
+    (second,) = store.apply(1, [(7, later)])
+    assert (second.before, second.finding["state"]) == ("suspect", "confirmed")
+    assert second.finding["id"] == first.finding["id"]
+    (third,) = store.apply(1, [(7, finding(state="cleared"))])
+    assert (third.before, third.finding["state"]) == ("confirmed", "cleared")
+    assert store.open() == []
+    assert [f["id"] for f in store.cleared()] == [first.finding["id"]]
+    valid(store.cleared()[0])
+    assert store.apply(1, [(8, finding(state="cleared"))]) == []
+
+
+def test_finding_that_the_scorer_drops_is_cleared() -> None:
+    store = FindingStore()
+    store.apply(1, [(7, finding()), (8, finding())])
+    store.apply(2, [(7, finding())])
+    (gone,) = store.apply(1, [(8, finding())])
+    assert gone.finding["state"] == "cleared"
+    assert gone.reason
+    assert len(store.open()) == 2
+
+
+def test_end_of_a_job_clears_its_findings_only() -> None:
+    store = FindingStore()
+    store.apply(1, [(7, finding())])
+    store.apply(2, [(7, finding())])
+    (closed,) = store.close_job(1, "job ended")
+    assert closed.finding["evidence"][-1] == "cleared: job ended"
+    assert len(store.open()) == 1
+    assert store.close_job(1, "job ended") == []
+
+
+def test_store_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(findings_module, "MAX_OPEN", 5)
+    store = FindingStore(cleared_kept=3)
+    store.apply(1, [(n, finding()) for n in range(9)])
+    assert len(store.open()) == 5
+    assert store.refused == 4
+    store.close_job(1, "job ended")
+    assert len(store.cleared()) == 3
+    store.keep(1)
+    assert len(store.cleared()) == 1
+
+
+def test_open_findings_are_in_order_of_weight() -> None:
+    store = FindingStore()
+    cheap, dear = finding(cost_fraction=0.01), finding(cost_fraction=0.3)
+    store.apply(1, [(1, finding(state="suspect", cost_fraction=0.9)), (2, cheap), (3, dear)])
+    assert [f["cost_percent"] for f in store.open()] == [30.0, 1.0, 90.0]
