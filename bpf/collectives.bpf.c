@@ -316,7 +316,10 @@ static __noinline int decode(void *ctx, const struct stragd_site *site, struct s
 		return 0;
 	values = &event->count;
 	for (__u32 i = 0; i < STRAGD_FIELDS; i++) {
-		value = follow(ctx, &site->places[i], &event->flags);
+		if (site->places[i].kind == STRAGD_PLACE_CONST)
+			value = (__s64)site->places[i].offsets[0];
+		else
+			value = follow(ctx, &site->places[i], &event->flags);
 		if (i <= STRAGD_FIELD_AUX)
 			values[i] = value;
 		else if (i == STRAGD_FIELD_PEER)

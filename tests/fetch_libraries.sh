@@ -77,6 +77,6 @@ once rccl fetch_rccl
 once "pytorch-$torch_release" fetch_pytorch
 cat >"$cache/environment" <<EOF
 STRAGD_TEST_NCCL="$nccl"
-STRAGD_TEST_RCCL="$cache/rccl"
+STRAGD_TEST_RCCL="$cache/rccl/usr/lib/x86_64-linux-gnu/librccl.so.1.0"
 STRAGD_TEST_PYTORCH="$python:$cache/pytorch/run"
 EOF

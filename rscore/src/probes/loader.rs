@@ -14,8 +14,11 @@ use super::counters::Counters;
 use super::error::Error;
 use super::layout;
 use super::ring::Drain;
-use super::site::{Site, Spec, LINKS_MAX, SITES_MAX};
+use super::site::{Site, Spec, LINKS_MAX};
+use super::sites::SiteTable;
 
+/// Sites of one file; no real library has half of it.
+const SITES_PER_FILE: usize = 256;
 /// Name of the BPF program.
 const PROGRAM: &str = "collective";
 
@@ -64,8 +67,10 @@ impl Default for Options {
 pub struct LinkId(pub u16);
 
 struct Attachment {
-    /// Detach when dropped; the file stays open so that its inode cannot be reused.
+    /// Detach when dropped.
     _links: Vec<Link>,
+    specs: Vec<Spec>,
+    /// Open as long as the links, so that its inode cannot be reused.
     _file: File,
     duplicates_before: u64,
 }
@@ -74,7 +79,7 @@ struct Attachment {
 pub struct Probes {
     object: Object,
     method: Method,
-    sites: HashMap<Spec, u32>,
+    sites: SiteTable,
     attachments: HashMap<LinkId, Attachment>,
     next_link: u16,
     stats: Option<OwnedFd>,
@@ -120,7 +125,7 @@ impl Probes {
         let probes = Probes {
             object,
             method,
-            sites: HashMap::new(),
+            sites: SiteTable::default(),
             attachments: HashMap::new(),
             next_link: 0,
             stats: None,
@@ -138,21 +143,45 @@ impl Probes {
     /// # Errors
     /// All sites or none: an error names the file's descriptor and the kernel's reason.
     pub fn attach(&mut self, file: &File, sites: &[Site]) -> Result<LinkId, Error> {
-        if sites.is_empty() {
-            return Err(Error::new("no site to attach"));
+        if sites.is_empty() || sites.len() > SITES_PER_FILE {
+            let n = sites.len();
+            return Err(Error::new(format!("{n} sites in one file: 1 to {SITES_PER_FILE} can be")));
         }
         let link = self.free_link()?;
         let file = file.try_clone().map_err(|e| Error::from_io("cannot keep the file open", &e))?;
+        let mut specs = Vec::with_capacity(sites.len());
+        match self.attach_specs(link, &file, sites, &mut specs) {
+            Ok((links, duplicates_before)) => {
+                let attachment =
+                    Attachment { _links: links, specs, _file: file, duplicates_before };
+                self.attachments.insert(link, attachment);
+                Ok(link)
+            }
+            Err(error) => {
+                self.sites.release(&specs);
+                Err(error)
+            }
+        }
+    }
+
+    /// `kept` tells which specs were put into the site table, also when attaching fails.
+    fn attach_specs(
+        &mut self,
+        link: LinkId,
+        file: &File,
+        sites: &[Site],
+        kept: &mut Vec<Spec>,
+    ) -> Result<(Vec<Link>, u64), Error> {
+        let table = map(&self.object, "sites")?;
         let mut cookies = Vec::with_capacity(sites.len());
         for site in sites {
-            cookies.push(u64::from(link.0) << 32 | u64::from(self.site_index(&site.spec)?));
+            let index = self.sites.keep(&site.spec, &table)?;
+            kept.push(site.spec);
+            cookies.push(u64::from(link.0) << 32 | u64::from(index));
         }
         let duplicates_before = self.read_counters()?.duplicates[usize::from(link.0)];
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let links = self.attach_all(&path, sites, &cookies)?;
-        let attachment = Attachment { _links: links, _file: file, duplicates_before };
-        self.attachments.insert(link, attachment);
-        Ok(link)
+        Ok((self.attach_all(&path, sites, &cookies)?, duplicates_before))
     }
 
     fn attach_all(
@@ -191,11 +220,13 @@ impl Probes {
         Ok(links)
     }
 
-    /// Detach; waits until no probe of this link runs any more (milliseconds, more with perf).
+    /// Detach; waits until no probe of this link runs any more: some 30 ms, with perf events
+    /// some 90 ms a site, one after another (the kernel holds a lock).
     pub fn detach(&mut self, link: LinkId) {
-        if self.attachments.remove(&link).is_none() {
-            return;
-        }
+        let Some(mut attachment) = self.attachments.remove(&link) else { return };
+        let specs = std::mem::take(&mut attachment.specs);
+        drop(attachment);
+        self.sites.release(&specs);
         // Another link of the same real file may take over what this one owned.
         let id = u32::from(link.0).to_ne_bytes();
         if let Ok(claims) = map(&self.object, "claims") {
@@ -314,22 +345,6 @@ impl Probes {
             }
         }
         Err(Error::new(format!("{LINKS_MAX} libraries are probed already: no more links")))
-    }
-
-    /// The row of the `sites` map that holds `spec`; equal specs share one.
-    fn site_index(&mut self, spec: &Spec) -> Result<u32, Error> {
-        if let Some(index) = self.sites.get(spec) {
-            return Ok(*index);
-        }
-        let index = self.sites.len() as u32;
-        if index as usize >= SITES_MAX {
-            return Err(Error::new(format!("{SITES_MAX} different probe sites: no more")));
-        }
-        map(&self.object, "sites")?
-            .update(&index.to_ne_bytes(), spec.as_bytes(), MapFlags::ANY)
-            .map_err(|e| Error::from_bpf("cannot write a probe site", &e))?;
-        self.sites.insert(*spec, index);
-        Ok(index)
     }
 }
 

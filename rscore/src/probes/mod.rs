@@ -17,6 +17,7 @@ mod log;
 mod plan;
 mod ring;
 mod site;
+mod sites;
 mod table;
 
 pub use abi::Arch;

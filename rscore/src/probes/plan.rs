@@ -9,6 +9,9 @@ use super::site::{Site, Spec};
 use super::table::{rows_of, Kinds, Row, VIRTUAL_CONTEXT};
 use crate::discover::elf::Symbol;
 
+/// Addresses that one name may have (symbol versions); a file can claim any number.
+const ADDRESSES_PER_SYMBOL: usize = 4;
+
 /// What will be probed in a library, and what will not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
@@ -97,6 +100,7 @@ fn addresses<'s>(row: &Row, symbols: &'s [Symbol]) -> Vec<&'s Symbol> {
     }
     let mut seen = HashSet::new();
     found.retain(|s| seen.insert(s.offset));
+    found.truncate(ADDRESSES_PER_SYMBOL);
     found
 }
 

@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::process::Command;
 
 use libbpf_rs::{AsRawLibbpf, ObjectBuilder};
-use rscore::probes::{missing_capabilities, Options, OBJECT};
+use rscore::probes::{missing_capabilities, Method, Options, OBJECT};
 use rscore::wire::what;
 
 use crate::support::*;
@@ -164,4 +164,36 @@ fn what_cannot_be_attached_is_an_error_and_life_goes_on() {
     let (calls, _) = parse_calls(&run(Command::new(driver).arg(&library)));
     rig.collect();
     assert_eq!(rig.of(calls[0].tgid).len(), plan.sites.len());
+}
+
+#[test]
+fn rows_of_the_site_table_are_used_again() {
+    let scratch = Scratch::new();
+    let (library, driver) = build_stub(&scratch);
+    let mut rig = Rig::with_method(Method::Multi);
+    let file = std::fs::File::open(&library).unwrap();
+    let real = plan_of(&file, NCCL).sites;
+    let stacked = real.iter().find(|s| s.symbol == "ncclAllReduce").unwrap();
+    // 3,000 different sites, more than the table holds, but never so many at once; every
+    // tenth attempt fails at the kernel.
+    for round in 0..30 {
+        let mut sites = vec![stacked.clone(); 100];
+        for (number, site) in sites.iter_mut().enumerate() {
+            let bytes = 8 * (1 + round * 100 + number as i32);
+            site.spec.places = site.spec.places.map(|p| p.after_push(bytes));
+        }
+        if round % 10 == 0 {
+            sites[99].offset = 1 << 40;
+            assert!(rig.probes.attach(&file, &sites).is_err());
+        } else {
+            let link = rig.probes.attach(&file, &sites).unwrap_or_else(|e| panic!("{e}"));
+            rig.probes.detach(link);
+        }
+    }
+    rig.attach(&library, NCCL);
+    let (calls, _) = parse_calls(&run(Command::new(driver).arg(&library)));
+    rig.collect();
+    let probed = |c: &Call| real.iter().any(|s| s.symbol == c.symbol);
+    let calls: Vec<Call> = calls.into_iter().filter(probed).collect();
+    assert_delivered(&calls, &rig.of(calls[0].tgid));
 }

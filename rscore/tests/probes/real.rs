@@ -1,7 +1,7 @@
 //! The libraries that jobs really load.
 //!
-//! `STRAGD_TEST_NCCL`: paths of libnccl, separated by colons. `STRAGD_TEST_RCCL`: a directory
-//! with Debian 13's librccl1 and all that it links, its own libc included.
+//! `STRAGD_TEST_NCCL`: paths of libnccl, separated by colons. `STRAGD_TEST_RCCL`: Debian 13's
+//! librccl, in one directory with all that it links, its own libc and ld.so included.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -71,14 +71,12 @@ fn real_nccl_is_probed_whole() {
 
 #[test]
 fn real_rccl_is_probed_whole() {
-    let root = PathBuf::from(variable("STRAGD_TEST_RCCL"));
+    let library = PathBuf::from(variable("STRAGD_TEST_RCCL"));
     let scratch = Scratch::new();
     let (_, driver) = build_stub(&scratch);
-    let libraries = root.join("usr/lib/x86_64-linux-gnu");
-    let library = libraries.join("librccl.so.1.0");
+    let libraries = library.parent().unwrap();
     // Its own dynamic linker: the library may need a newer libc than this system's.
-    let linker = root.join("lib64/ld-linux-x86-64.so.2");
-    let linker = if linker.exists() { linker } else { root.join("usr/lib64/ld-linux-x86-64.so.2") };
+    let linker = libraries.join("ld-linux-x86-64.so.2");
     let mut command = Command::new(linker);
     command.arg("--library-path").arg(libraries).arg(&driver).arg(&library);
     let probed = every_call_arrives(&library, RCCL, &mut command);
