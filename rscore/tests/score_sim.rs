@@ -1,4 +1,5 @@
 //! Simulated jobs through the scorer: who is named, who is not, and how soon.
+#![allow(clippy::print_stdout)]
 
 use rscore::score::{Basis, Config, Finding, Kind, Scorer, State, Update};
 use rscore::window::{flag, source, RankWindow};
