@@ -88,9 +88,10 @@ impl RankScore {
         }
         let Change { mut evidence, mut since, windows, mean, proof } =
             change(&mut self.peers, difference, test, &self.life, RANK_RUN);
-        // A baseline of few windows may never prove a change alone; then a level that is hardly
-        // natural is the second witness.
-        let unnatural = mean >= SECOND_WITNESS * limit && difference >= SECOND_WITNESS * limit;
+        // A baseline of few windows may never prove a change alone; then a change to a level
+        // that is hardly natural, and of that size itself, is the second witness.
+        let least = SECOND_WITNESS * limit;
+        let unnatural = mean.min(difference).min(mean - self.peers.baseline()) >= least;
         if evidence == Evidence::Weak && unnatural && windows >= SECOND_WITNESS_RUN {
             evidence = Evidence::Strong;
         }
