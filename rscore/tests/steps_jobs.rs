@@ -90,7 +90,7 @@ fn an_evaluation_is_skipped_and_training_goes_on() {
     let train = ddp(&[400, 300, 200]);
     let truth = train.truth();
     let mut job = Gloo::new(1, 2);
-    job.run(&[train.clone()], 150);
+    job.run(std::slice::from_ref(&train), 150);
     let evaluation = Step { collectives: vec![all_reduce(8, 3, 20_000); 11], ..train.clone() };
     job.run(&[evaluation], 1);
     let windows = job.run(&[train], 300);
@@ -134,7 +134,7 @@ fn sharded_steps_of_equal_layers_are_found_from_any_start() {
     for start in (0..72).step_by(7) {
         let mut job = Gloo::new(1, 2);
         job.skip_collectives = start;
-        let windows = job.run(&[step.clone()], 230);
+        let windows = job.run(std::slice::from_ref(&step), 230);
         assert_eq!(job.pipeline.ranks()[0].period, 72, "start {start}");
         assert!(!windows.is_empty());
         assert_exact(windows.last().unwrap(), &truth);
@@ -258,7 +258,7 @@ fn rows_need_an_owner_and_earlier_steps_still_count() {
     job.assign = false;
     let step = ddp(&[400, 300, 300, 80]);
     let truth = step.truth();
-    assert!(job.run(&[step.clone()], 180).is_empty());
+    assert!(job.run(std::slice::from_ref(&step), 180).is_empty());
     job.assign = true;
     let windows = job.run(&[step], 60);
     assert_eq!(windows.len(), 2, "the steps before were kept");
@@ -270,12 +270,12 @@ fn a_rank_that_ends_leaves_a_partial_row_or_none() {
     for (extra, rows) in [(40, 1), (5, 0)] {
         let mut job = Gloo::new(1, 2);
         let step = ddp(&[400, 300, 300, 80]);
-        let mut before = job.run(&[step.clone()], 150).len();
+        let mut before = job.run(std::slice::from_ref(&step), 150).len();
         // Up to the border of a window, then some more.
         while before == 0 || before == 1 {
-            before += job.run(&[step.clone()], 1).len();
+            before += job.run(std::slice::from_ref(&step), 1).len();
         }
-        before += job.run(&[step.clone()], extra).len();
+        before += job.run(std::slice::from_ref(&step), extra).len();
         job.pipeline.gone(job.pid(0), 1);
         let last = job.settle();
         assert_eq!(last.len(), rows, "{before} {extra}");

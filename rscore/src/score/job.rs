@@ -2,49 +2,28 @@
 
 use std::collections::BTreeMap;
 
-use super::estimate::{cusum_limit, level_limit, median_without, spread_without};
+use super::estimate::{cusum_limit, median_without, spread_without};
 use super::groups::{Group, Groups};
 use super::life::{Evidence, Life};
+use super::rank::{change, confidence, finding, Change, RankScore, LEARN_HISTORY};
 use super::series::{pooled_noise, Series, Test};
-use super::{reason, Abstention, Basis, Config, Finding, Kind, State, Update};
+use super::{Abstention, Basis, Config, Finding, Kind, State, Update};
 use crate::window::{flag, RankWindow};
 
 /// Peers that can outvote a rank.
 const MIN_PEERS: usize = 3;
 /// Groups in which one member counts for the spread.
 const SMALL_GROUP: usize = 16;
-/// Windows before a change is looked for: against peers, and against the past alone.
-const LEARN_PEERS: u32 = 3;
-const LEARN_HISTORY: u32 = 8;
-/// Least lasting slowdown against the past alone, for one rank and for all together (ln).
-const HISTORY_LEAST: f64 = 0.05;
+/// Least lasting slowdown of the job against its past (ln).
 const JOB_LEAST: f64 = 0.07;
 /// Least difference of classes or signatures (ln), in spreads too, and windows that it lasts.
 const GROUP_LEAST: f64 = 0.0953;
 const GROUP_SPREADS: f64 = 3.0;
 const GROUP_WINDOWS: u32 = 3;
-/// Windows in a row that prove a slow rank, and a slow job: bursts hit everybody at once.
-const RANK_RUN: usize = 2;
+/// Windows in a row that prove a slow job: bursts hit everybody at once.
 const JOB_RUN: usize = 4;
-/// Windows after which a run without proof is taken as usual, if it is no larger (ln).
-const UNPROVEN_WINDOWS: usize = 16;
-const UNPROVEN_SHIFT: f64 = 0.1;
 /// Windows without a row after which a rank is forgotten.
 const MISSING_WINDOWS: u32 = 10;
-
-/// A rank.
-#[derive(Debug, Default)]
-struct RankScore {
-    signature: u64,
-    class_id: u32,
-    peers: Series,
-    history: Series,
-    gross: u32,
-    gross_since: (u64, u64),
-    life: Life,
-    shown: Option<Finding>,
-    missing: u32,
-}
 
 /// A class, a signature, or the job.
 #[derive(Debug, Default)]
@@ -69,27 +48,6 @@ pub(super) struct JobScore {
     compared: BTreeMap<(Kind, u64), GroupScore>,
     noises: Vec<(f64, f64)>,
     scratch: Vec<f64>,
-}
-
-/// What a series says.
-struct Change {
-    evidence: Evidence,
-    since: (u64, u64),
-    mean: f64,
-    proof: f64,
-}
-
-/// What one rank's window says.
-struct Verdict {
-    evidence: Evidence,
-    since: (u64, u64),
-    basis: Basis,
-    /// ln(own / reference).
-    difference: f64,
-    reference: f64,
-    deviation: f64,
-    confidence: f64,
-    peers: usize,
 }
 
 impl JobScore {
@@ -373,200 +331,5 @@ impl GroupScore {
         }
         self.run = 0;
         Evidence::Calm
-    }
-}
-
-impl RankScore {
-    fn push_history(&mut self, value: f64, row: &RankWindow, test: &Test) {
-        let (pooled_noise, degrees) = pooled_noise(&mut [self.history.squares()]);
-        let test = Test { pooled_noise, degrees, ..*test };
-        self.history.push(value, row.window, row.time_ns, LEARN_HISTORY, &test);
-    }
-
-    fn judge_peers(
-        &mut self,
-        value: f64,
-        others: f64,
-        group: &Group,
-        row: &RankWindow,
-        test: &Test,
-        config: &Config,
-    ) -> Result<Verdict, &'static str> {
-        let difference = value - others;
-        let peers = group.len() - 1;
-        self.peers.push(difference, row.window, row.time_ns, LEARN_PEERS, test);
-        let limit = level_limit(group.spread, peers);
-        if difference > limit {
-            if self.gross == 0 {
-                self.gross_since = (row.window, row.time_ns);
-            }
-            self.gross += 1;
-        } else if difference < 0.6 * limit {
-            self.gross = 0;
-        }
-        let Change { mut evidence, mut since, mean, proof } =
-            change(&mut self.peers, difference, test, &self.life, RANK_RUN);
-        // Slower than its own past and still no slower than the peers costs nobody anything.
-        if evidence >= Evidence::Weak && mean < test.least / 2.0 {
-            evidence = Evidence::Open;
-        }
-        if self.gross > 0 {
-            let proven = self.gross > config.confirm_windows;
-            let level = if proven { Evidence::Strong } else { Evidence::Weak };
-            if evidence < level {
-                (evidence, since) = (level, self.gross_since);
-            }
-        }
-        if self.peers.count() < LEARN_PEERS && evidence < Evidence::Weak {
-            return Err(reason::LEARNING);
-        }
-        let deviation = self.peers.deviation(test);
-        let level = if self.gross > 0 { difference / group.spread.max(0.03) } else { 0.0 };
-        Ok(Verdict {
-            evidence,
-            since,
-            basis: Basis::Peers,
-            difference,
-            reference: others,
-            deviation,
-            confidence: confidence(proof.max(level * level / 2.0)),
-            peers,
-        })
-    }
-
-    fn judge_history(
-        &mut self,
-        value: f64,
-        peers: usize,
-        row: &RankWindow,
-        test: &Test,
-    ) -> Result<Verdict, &'static str> {
-        let test = Test { least: test.least.max(HISTORY_LEAST), ..*test };
-        self.gross = 0;
-        self.history.push(value, row.window, row.time_ns, LEARN_HISTORY, &test);
-        if self.history.count() < LEARN_HISTORY {
-            return Err(reason::NO_PEERS);
-        }
-        let Change { evidence, since, proof, .. } =
-            change(&mut self.history, value, &test, &self.life, RANK_RUN);
-        Ok(Verdict {
-            evidence,
-            since,
-            basis: Basis::History,
-            difference: value - self.history.baseline(),
-            reference: self.history.baseline(),
-            deviation: self.history.deviation(&test),
-            confidence: confidence(proof),
-            peers,
-        })
-    }
-
-    fn conclude(
-        &mut self,
-        verdict: &Verdict,
-        row: &RankWindow,
-        slowest: (f64, f64),
-        config: &Config,
-        next_id: &mut u64,
-    ) {
-        let window = row.window;
-        if !self.life.advance(verdict.evidence, window, verdict.since, config, next_id) {
-            self.shown = None;
-            return;
-        }
-        if self.life.state() == Some(State::Cleared) {
-            self.peers.calm();
-            self.history.calm();
-            if self.gross_since.0 == self.life.since().0 {
-                // It was slow from the start, so its baseline was learnt slow.
-                self.peers = Series::default();
-            }
-        }
-        let unit = if row.flags & flag::STEPS_NOT_INFERRED == 0 { 1.0 } else { row.wall };
-        let reference = verdict.reference.exp() * unit;
-        // A synchronous job gains no more than the next slowest allows.
-        let next = if row.own >= slowest.0 { slowest.1 } else { slowest.0 };
-        let bound = reference.max(if verdict.peers > 0 { next.min(row.own) } else { 0.0 });
-        let error = 1.96 * row.own * verdict.deviation;
-        let mut shown =
-            finding(&self.life, row, verdict.difference, row.own, bound, error, verdict.peers);
-        shown.rank = Some(row.rank);
-        shown.class_id = Some(row.class_id);
-        shown.signature = Some(row.signature);
-        shown.basis = verdict.basis;
-        shown.confidence = verdict.confidence;
-        shown.peers_own_ns = match verdict.basis {
-            Basis::Peers => reference,
-            Basis::History => f64::NAN,
-        };
-        self.shown = Some(shown);
-    }
-}
-
-/// What a series says: evidence, start of the slow run, its mean and its proof. `windows` is
-/// how many windows in a row have to be slow.
-fn change(series: &mut Series, value: f64, test: &Test, life: &Life, windows: usize) -> Change {
-    let baseline = series.baseline();
-    let none = Change { evidence: Evidence::Calm, since: life.since(), mean: value, proof: 0.0 };
-    let Some(shift) = series.shift(test) else { return none };
-    let size = shift.mean - baseline;
-    let usual = (0.4 * size).max(0.5 * test.least);
-    let high = value - baseline >= usual;
-    let lasting = size >= test.least
-        && shift.windows >= windows
-        && series.lowest_of_last(windows) - baseline >= usual;
-    let evidence = match shift.proof {
-        _ if life.is_proven() && high => Evidence::Strong,
-        _ if life.is_proven() => Evidence::Calm,
-        proof if proof >= test.limit && lasting => Evidence::Strong,
-        proof if proof >= test.limit / 2.0 && high && size >= test.least => Evidence::Weak,
-        proof if proof >= test.limit / 2.0 => Evidence::Open,
-        _ => Evidence::Calm,
-    };
-    let small = size < UNPROVEN_SHIFT;
-    if small && evidence < Evidence::Weak && !life.is_proven() && shift.windows > UNPROVEN_WINDOWS {
-        series.absorb(test);
-    }
-    Change { evidence, since: (shift.window, shift.time_ns), mean: shift.mean, proof: shift.proof }
-}
-
-/// One minus the chance that a CUSUM (or a squared deviate over two) gets so far by itself.
-fn confidence(sum: f64) -> f64 {
-    (1.0 - (-sum).exp()).clamp(0.5, 0.9999)
-}
-
-fn finding(
-    life: &Life,
-    row: &RankWindow,
-    difference: f64,
-    own: f64,
-    bound: f64,
-    error: f64,
-    peers: usize,
-) -> Finding {
-    let inferred = row.flags & flag::STEPS_NOT_INFERRED == 0;
-    let cost = (own - bound).max(0.0);
-    let known = |value: f64| inferred.then_some(value);
-    Finding {
-        id: life.id(),
-        job: row.job,
-        kind: Kind::Straggler,
-        state: life.state().unwrap_or(State::Suspect),
-        rank: None,
-        class_id: None,
-        signature: None,
-        since_window: life.since().0,
-        since_time_ns: life.since().1,
-        window: row.window,
-        slowdown: difference.exp() - 1.0,
-        cost_ns: known(cost),
-        cost_low_ns: known((cost - error).max(0.0)),
-        cost_high_ns: known(cost + error),
-        cost_fraction: (cost / row.wall).clamp(0.0, 1.0),
-        confidence: 0.5,
-        basis: Basis::Peers,
-        own_ns: own,
-        peers_own_ns: bound,
-        peers: peers as u32,
     }
 }

@@ -12,6 +12,7 @@ mod estimate;
 mod groups;
 mod job;
 mod life;
+mod rank;
 mod rows;
 mod series;
 

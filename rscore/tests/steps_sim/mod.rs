@@ -272,11 +272,7 @@ impl Gloo {
             }
             self.pipeline.on_event(event);
         }
-        let slowest = (0..self.ranks).map(|r| step.after_ns as f64 * factor(r)).fold(0.0, f64::max);
         let end = ends.iter().copied().max().unwrap_or(self.now);
-        // The optimizer of a slow rank is seen as late issue of its first collective; keep it
-        // simple: everybody goes on when the slowest does.
-        let _ = slowest;
         self.now = end + step.after_ns;
     }
 }
