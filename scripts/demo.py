@@ -84,12 +84,14 @@ def report(found: list[dict[str, Any]], injected: dict[str, Any]) -> bool:
         say("  nothing")
     say()
     say("What the job itself recorded:")
-    say(f"  rank {injected['rank']} made {injected['factor'] - 1:.0%} slower from step {injected['step']}")
+    slower = f"{injected['factor'] - 1:.0%} slower"
+    say(f"  rank {injected['rank']} made {slower} from step {injected['step']}")
     say(f"  since      {injected['time']}")
     say()
     named = [finding["subject"]["rank"] for finding in found]
     right = named == [injected["rank"]]
-    say(f"{'They agree' if right else 'They do NOT agree'}: named {named}, injected {injected['rank']}.")
+    verdict = "They agree" if right else "They do NOT agree"
+    say(f"{verdict}: named {named}, injected [{injected['rank']}].")
     return right
 
 
@@ -101,7 +103,8 @@ def main() -> int:
         say("demo: eBPF probes need root, and nothing was started. Run it as: sudo make demo")
         return 1
     say(f"A real {RANKS}-rank PyTorch DDP training over gloo, on this machine's CPU.")
-    say(f"Rank {rank} becomes {SLOW_FACTOR - 1:.0%} slower after {SLOW_AFTER} steps of {STEP_MS} ms.")
+    slower = f"{SLOW_FACTOR - 1:.0%} slower"
+    say(f"Rank {rank} becomes {slower} after {SLOW_AFTER} steps of {STEP_MS} ms.")
     say("Each rank sleeps for part of its step, as a rank waits for its GPU; model, gradients")
     say("and gloo are real. stragd is told nothing about the job.")
     say()

@@ -41,7 +41,8 @@ fetch_rccl() { # with its own libc: Debian 13's is newer than the host's may be
     : >"$apt/status"
     mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 2>/dev/null |
         grep -v security | grep debian | head -n 1 || true)
-    echo "deb ${mirror:-http://deb.debian.org/debian} trixie main" >"$apt/sources.list"
+    [ -n "$mirror" ] || { echo "apt knows no Debian mirror to fetch librccl1 from" >&2; exit 1; }
+    echo "deb $mirror trixie main" >"$apt/sources.list"
     options=(-qq -o "Dir::Etc::SourceList=$apt/sources.list" -o Dir::Etc::SourceParts=-
         -o "Dir::State::Lists=$apt/lists" -o "Dir::State::status=$apt/status"
         -o "Dir::Cache::archives=$apt/archives" -o "Dir::Cache::pkgcache=" -o "Dir::Cache::srcpkgcache="

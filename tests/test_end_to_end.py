@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -17,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from bench import cost, soak
+from bench import soak
 from scripts import demo
-from tests.harness import Daemon, Job, daemon, job, wait_for
+from tests.harness import Daemon, daemon, job, wait_for
 
 SHORT_WINDOWS = "[windows]\nsteps = 50\n"
 FAST = ["--step-ms", "40"]
