@@ -120,9 +120,8 @@ def main() -> None:
         daemon_share(watcher, program, library)
         added = per_call(watcher, program, library)
         print("direct cost in a 10 ms step of 20 collectives:", end=" ")
-        print(
-            f"NCCL (1 probe each) {20 * added / 1e7:.2%}, gloo (4 probes each) {80 * added / 1e7:.2%}"
-        )
+        print(f"NCCL (1 probe each) {20 * added / 1e7:.2%},", end=" ")
+        print(f"gloo (4 probes each) {80 * added / 1e7:.2%}")
 
 
 if __name__ == "__main__":
