@@ -31,9 +31,9 @@ def say(text: str = "") -> None:
     print(text, flush=True)
 
 
-def confirmed(watcher: Daemon) -> list[dict[str, Any]]:
-    """Findings of a slow rank that are certain by now."""
-    return [f for f in watcher.findings() if f["state"] == "confirmed"]
+def confirmed(watcher: Daemon, training: Job) -> list[dict[str, Any]]:
+    """Findings of a slow rank of the job that are certain by now."""
+    return [f for f in watcher.findings(training) if f["state"] == "confirmed"]
 
 
 def watch(watcher: Daemon, training: Job) -> list[dict[str, Any]]:
@@ -48,7 +48,7 @@ def watch(watcher: Daemon, training: Job) -> list[dict[str, Any]]:
             if live is not None and live.poll() is not None:
                 break  # the person pressed q
             time.sleep(0.5)
-            found = confirmed(watcher)
+            found = confirmed(watcher, training)
             if live is None and (found or time.monotonic() > next_picture):
                 say(subprocess.run(top, capture_output=True, text=True, check=False).stdout)
                 next_picture = time.monotonic() + 15
@@ -61,7 +61,7 @@ def watch(watcher: Daemon, training: Job) -> list[dict[str, Any]]:
     # Left early with q: the finding is still wanted.
     while not found and time.monotonic() < deadline and training.process.poll() is None:
         time.sleep(0.5)
-        found = confirmed(watcher)
+        found = confirmed(watcher, training)
     return found
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Fetches the real libraries that the tests attach to: NCCL (newest, and an old one), Debian
-# 13's RCCL with everything it links, PyPI's PyTorch. About 2 GB, once.
+# 13's RCCL with everything it links, PyPI's PyTorch; and Prometheus, unpacked and not installed,
+# so that no service of it is started. About 2.7 GB, once.
 #
 #   tests/fetch_libraries.sh CACHE
 #
@@ -56,6 +57,13 @@ fetch_rccl() { # with its own libc: Debian 13's is newer than the host's may be
     rm -rf "$apt"
 }
 
+fetch_prometheus() {
+    local to="$cache/prometheus"
+    rm -rf "$to"
+    mkdir -p "$to"
+    (cd "$to" && apt-get download -qq -o APT::Sandbox::User=root prometheus && dpkg -x ./*.deb . && rm ./*.deb)
+}
+
 fetch_pytorch() {
     local to="$cache/pytorch" lib
     rm -rf "$to"
@@ -75,9 +83,11 @@ for release in $nccl_releases; do
     nccl+=${nccl:+:}$cache/nccl-$release/libnccl.so.2
 done
 once rccl fetch_rccl
+once prometheus fetch_prometheus
 once "pytorch-$torch_release" fetch_pytorch
 cat >"$cache/environment" <<EOF
 STRAGD_TEST_NCCL="$nccl"
 STRAGD_TEST_RCCL="$cache/rccl/usr/lib/x86_64-linux-gnu/librccl.so.1.0"
+PATH="$cache/prometheus/usr/bin:\$PATH"
 STRAGD_TEST_PYTORCH="$python:$cache/pytorch/run"
 EOF
