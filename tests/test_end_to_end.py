@@ -18,7 +18,7 @@ import pytest
 
 from bench import soak
 from scripts import demo
-from tests.harness import Daemon, daemon, job, wait_for
+from tests.harness import Daemon, Job, daemon, job, wait_for
 
 SHORT_WINDOWS = "[windows]\nsteps = 50\n"
 FAST = ["--step-ms", "40"]
@@ -88,14 +88,14 @@ def test_daemon_comes_late_dies_and_comes_back_and_the_job_is_unharmed(tmp_path:
 
 
 def test_a_killed_job_leaves_nothing_behind() -> None:
-    with daemon(SHORT_WINDOWS) as watcher:
-        with job("ddp.py", 2, *FAST, "--steps", "100000") as training:
-            wait_for_ranks(watcher, training, 2)
-            (key,) = {rank["job"] for rank in watcher.ranks(training)}
-            name = next(j["name"] for j in watcher.ask("jobs")["jobs"] if j["key"] == key)
-            assert f'job="{name}"' in metrics(watcher)
-            training.kill()
-            wait_for("the series to go", lambda: f'job="{name}"' not in metrics(watcher))
+    arguments = [*FAST, "--steps", "100000"]
+    with daemon(SHORT_WINDOWS) as watcher, job("ddp.py", 2, *arguments) as training:
+        wait_for_ranks(watcher, training, 2)
+        (key,) = {rank["job"] for rank in watcher.ranks(training)}
+        name = next(j["name"] for j in watcher.ask("jobs")["jobs"] if j["key"] == key)
+        assert f'job="{name}"' in metrics(watcher)
+        training.kill()
+        wait_for("the series to go", lambda: f'job="{name}"' not in metrics(watcher))
 
 
 def test_two_jobs_with_the_run_id_none_stay_apart() -> None:
