@@ -303,32 +303,32 @@ static __noinline int announce(__u64 out, __u64 comm, __u64 both, __u64 cookie)
 	return 0;
 }
 
-/* The value at a place. A failed read of user memory gives 0 and sets the flag. */
-static __always_inline __u64 follow(void *ctx, const struct stragd_place *place,
-				    const __u64 *fields, __u16 *flags)
+/* Follow the reads of a place; the last one leaves its bytes in `scratch` (16 bytes). */
+static __always_inline __u64 follow(const struct stragd_place *place, __u64 value, __u64 *scratch,
+				    __u32 most, __u16 *flags)
 {
 	__u32 depth = place->flags & STRAGD_PLACE_DEPTH;
-	__u64 value, address;
-	long error;
+	__u32 bytes = place->width == 4 ? 4 : 8;
 
-	if (fields && place->base >= STRAGD_BASE_FIELD)
-		value = fields[(place->base - STRAGD_BASE_FIELD) & 3];
-	else
-		value = base_register(ctx, place->base);
+	if (place->flags & STRAGD_PLACE_PAIRED)
+		bytes *= 2;
 	for (__u32 i = 0; i < STRAGD_DEPTH_MAX; i++) {
+		__u32 size = i + 1 == depth ? bytes : 8;
+
 		if (i >= depth)
 			break;
-		address = value + (__s64)place->offsets[i];
-		value = 0;
-		if (i + 1 == depth && place->width == 4)
-			error = bpf_probe_read_user(&value, 4, (void *)address);
-		else
-			error = bpf_probe_read_user(&value, 8, (void *)address);
-		if (error) {
+		/* Seen by the verifier, not by the compiler, which knows it to hold. */
+		asm volatile("" : "+r"(size));
+		if (size > most)
+			size = most;
+		/* Clears the bytes when it fails. */
+		if (bpf_probe_read_user(scratch, size,
+					(void *)(value + (__s64)place->offsets[i]))) {
 			*flags |= STRAGD_READ_FAILED;
 			count(&counters.read_failed);
 			return 0;
 		}
+		value = *scratch;
 	}
 	return narrow(value, place->width, place->flags & STRAGD_PLACE_SIGNED);
 }
@@ -337,26 +337,36 @@ static __always_inline __u64 follow(void *ctx, const struct stragd_place *place,
 static __noinline __u64 communicator(void *ctx, const struct stragd_site *site)
 {
 	__u16 unused = 0;
+	__u64 scratch;
 
 	if (!site)
 		return 0;
-	return follow(ctx, &site->places[0], 0, &unused);
+	return follow(&site->places[0], base_register(ctx, site->places[0].base), &scratch, 8,
+		      &unused);
 }
 
-/* Every field of the record that has a place. */
+/* Every field of the record that has a place. The record's first 16 bytes (time, tgid, tid)
+ * are scratch until this is done. A failed read of user memory gives 0 and sets the flag. */
 static __noinline int decode(void *ctx, const struct stragd_site *site, struct stragd_event *event)
 {
 	const struct stragd_place *place;
-	__u64 *fields, value;
+	__u64 *fields, *scratch, value;
 
 	if (!site || !event)
 		return 0;
+	scratch = &event->time_ns;
 	fields = &event->count;
 	for (__u32 i = 0; i < STRAGD_FIELDS; i++) {
 		if (i >= site->places_used)
 			break;
 		place = &site->places[i];
-		value = follow(ctx, place, fields, &event->flags);
+		if (place->base < STRAGD_BASE_FIELD)
+			value = base_register(ctx, place->base);
+		else if (place->base < STRAGD_BASE_SPARE)
+			value = fields[(place->base - STRAGD_BASE_FIELD) & 3];
+		else
+			value = place->width == 4 ? scratch[0] >> 32 : scratch[1];
+		value = follow(place, value, scratch, 16, &event->flags);
 		if (place->field <= STRAGD_FIELD_AUX)
 			fields[place->field & 3] = value;
 		else if (place->field == STRAGD_FIELD_PEER)
@@ -420,7 +430,7 @@ int collective(void *ctx)
 	__u32 small = both >> 32; /* first the key of `ignored`, then of `sites` */
 	struct stragd_event *event;
 	struct stragd_site *site;
-	__u64 value;
+	__u64 value, now;
 
 	if (ignoring && bpf_map_lookup_elem(&ignored, &small)) {
 		count(&counters.ignored);
@@ -444,12 +454,13 @@ int collective(void *ctx)
 		return 0;
 	}
 	*event = site->record;
-	event->time_ns = bpf_ktime_get_ns();
-	event->tgid = both >> 32;
-	event->tid = both;
+	now = bpf_ktime_get_ns();
 	event->site = cookie;
 	event->link = cookie >> 32;
 	decode(ctx, site, event);
+	event->time_ns = now;
+	event->tgid = both >> 32;
+	event->tid = both;
 	value = site->flags & STRAGD_SITE_OUT_ID ? event->id : event->comm;
 	small = event->what == STRAGD_COMM_INIT_ALL ? event->aux : 1;
 	count(&counters.events[site->record.what & 31]);

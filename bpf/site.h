@@ -14,18 +14,20 @@
  * follows it. */
 #define STRAGD_BASE_SP 8    /* bases 0..7: integer argument registers in order */
 #define STRAGD_BASE_FIELD 9 /* 9..12: the record's 64-bit fields, as far as they are decoded */
+#define STRAGD_BASE_SPARE 13 /* second value of the paired place before; no reads */
 #define STRAGD_DEPTH_MAX 3
 
 struct stragd_place {
 	stragd_u8 field; /* enum stragd_field */
 	stragd_u8 base;
 	stragd_u8 width; /* 1, 2, 4 or 8 bytes of the value */
-	stragd_u8 flags; /* bits 0..1: depth; bit 2: sign-extend */
+	stragd_u8 flags; /* bits 0..1: depth; bit 2: sign-extend; bit 3: paired */
 	stragd_s32 offsets[STRAGD_DEPTH_MAX];
 };
 
 #define STRAGD_PLACE_DEPTH 3u
 #define STRAGD_PLACE_SIGNED 4u
+#define STRAGD_PLACE_PAIRED 8u /* the last read takes the next place's value too: the same width */
 
 /* Fields of the record that a place can fill: the first four are its 64-bit fields. */
 enum stragd_field {

@@ -9,14 +9,18 @@ use crate::wire::Event;
 
 /// Base of a place that is one of the record's 64-bit fields.
 const BASE_FIELD: u8 = BASE_SP + 1;
+/// Base of a place whose value the paired place before it has read.
+const BASE_SPARE: u8 = BASE_FIELD + 4;
+const DEPTH: u8 = 3;
 const SIGNED: u8 = 4;
-/// The communicator comes first, as the program expects; 64-bit fields before the small ones.
+const PAIRED: u8 = 8;
+/// The communicator comes first, as the program expects.
 const ORDER: [Field; FIELDS] = [
     Field::Comm,
     Field::Count,
     Field::Id,
-    Field::Aux,
     Field::Peer,
+    Field::Aux,
     Field::Datatype,
     Field::Reduction,
 ];
@@ -92,7 +96,39 @@ impl RawSite {
         if spec.places[Field::Comm as usize].as_constant().is_some() {
             site.flags &= !flag::USES;
         }
+        site.pair();
         site
+    }
+
+    /// Two neighbours in memory are one read; the second moves behind the first.
+    fn pair(&mut self) {
+        let used = usize::from(self.places_used);
+        let mut first = 1; // The communicator is also read alone.
+        while first + 1 < used {
+            let place = self.places[first];
+            let depth = usize::from(place.flags & DEPTH);
+            let neighbour = (first + 1..used).find(|&second| {
+                let mut behind = place;
+                if depth > 0 {
+                    behind.offsets[depth - 1] += i32::from(place.width);
+                }
+                let other = &self.places[second];
+                depth > 0
+                    && matches!(place.width, 4 | 8)
+                    && (other.base, other.width, other.offsets)
+                        == (behind.base, behind.width, behind.offsets)
+                    && other.flags & DEPTH == place.flags & DEPTH
+            });
+            if let Some(second) = neighbour {
+                self.places[first + 1..=second].rotate_right(1);
+                self.places[first].flags |= PAIRED;
+                let spare = &mut self.places[first + 1];
+                spare.base = BASE_SPARE;
+                spare.flags &= SIGNED;
+                first += 1;
+            }
+            first += 1;
+        }
     }
 
     fn set(&mut self, field: Field, value: i32) {
@@ -154,7 +190,7 @@ mod tests {
 
     fn reads(site: &RawSite) -> usize {
         let used = &site.places[..usize::from(site.places_used)];
-        used.iter().map(|p| usize::from(p.flags & 3)).sum()
+        used.iter().map(|p| usize::from(p.flags & DEPTH)).sum()
     }
 
     #[test]
@@ -169,11 +205,20 @@ mod tests {
     }
 
     #[test]
-    fn no_pointer_is_read_twice() {
+    fn nothing_is_read_twice_and_neighbours_are_read_together() {
         let detail = encode("_ZN4gloo9allreduce");
-        assert_eq!(reads(&detail), 5, "context, count, element size, and two behind the context");
+        assert_eq!(reads(&detail), 3, "context, count with element size, rank with size");
         let context = BASE_FIELD + Field::Comm as u8;
         let used = &detail.places[..usize::from(detail.places_used)];
-        assert_eq!(used.iter().filter(|p| p.base == context && p.flags & 3 == 1).count(), 2);
+        let shape: Vec<_> = used.iter().map(|p| (p.field, p.base, p.flags)).collect();
+        let expected = [
+            (Field::Comm, 0, 1),
+            (Field::Count, 0, 1 | PAIRED),
+            (Field::Id, BASE_SPARE, 0),
+            (Field::Peer, context, 1 | SIGNED | PAIRED),
+            (Field::Aux, BASE_SPARE, SIGNED),
+        ];
+        assert_eq!(shape, expected.map(|(field, base, flags)| (field as u8, base, flags)));
+        assert_eq!(reads(&encode("_ZN4gloo9allgatherE")), 5);
     }
 }
