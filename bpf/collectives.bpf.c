@@ -18,8 +18,10 @@
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 #define EEXIST 17
-#define BOUND (~0u) /* value in comms; a count in inits never reaches it */
-#define OUTS 16     /* out pointers remembered per process */
+#define BOUND (~0u)      /* state of a communicator; a count in inits never reaches it */
+#define UNSEARCHED (~1u) /* state of a new one; nor this */
+#define OUTS 16          /* out pointers remembered per process */
+#define OWNERS 8         /* sites that one communicator remembers its link of */
 
 /* One shape for all hash keys, so that one stack slot serves them all. */
 struct key {
@@ -55,13 +57,25 @@ struct {
 	__type(value, __u32);
 } claims SEC(".maps");
 
-/* (tgid, 0, communicator) -> BOUND, or the number of initialisations
- * that the process had begun when the search for its out pointer failed. */
+/* What a hit has to know of its communicator, in one lookup. The value can be recycled under
+ * a thread that uses a communicator while another destroys it; then the worst is a binding
+ * that is not announced. */
+struct comm {
+	/* BOUND, or the number of initialisations that the process had begun when the
+	 * search for its out pointer failed. */
+	__u32 state;
+	/* The number that the whole machine had begun then. */
+	__u32 births;
+	/* (instruction pointer, link) that `claims` has: site modulo OWNERS. */
+	__u64 owners[OWNERS];
+};
+
+/* (tgid, 0, communicator) */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
 	__type(key, struct key);
-	__type(value, __u32);
+	__type(value, struct comm);
 } comms SEC(".maps");
 
 /* (tgid, slot, 0) -> address of an out pointer */
@@ -89,6 +103,12 @@ struct {
 } ignored SEC(".maps");
 
 struct stragd_counters counters;
+
+/* Nonzero while `ignored` has entries; a section of its own because user space writes it. */
+__u32 ignoring SEC(".data.ignoring");
+
+/* A value of `comms` is larger than a frame may be. */
+const struct comm new_comm = {.state = UNSEARCHED};
 
 /* Never read: brings the record's layout into the object's type information. */
 const struct stragd_event record_layout = {};
@@ -188,10 +208,11 @@ static __noinline int remember_out(__u32 tgid, __u64 out, __u32 number)
 		next++;
 	}
 	/* Two threads that race here lose one slot, not more. */
-	if (next == BOUND)
+	if (next >= UNSEARCHED)
 		next = 0;
 	if (bpf_map_update_elem(&inits, &key.tgid, &next, BPF_ANY))
 		count(&counters.comm_full);
+	count(&counters.births);
 	return 0;
 }
 
@@ -213,28 +234,35 @@ static __noinline __u64 search(__u32 tgid, __u64 comm)
 	return 0;
 }
 
-/* First use of a communicator: the out pointer that holds it; 0 where none does,
- * or where that is known already. */
-static __noinline __u64 bind(__u32 tgid, __u64 comm)
+/* A communicator in use whose site this link owns: the out pointer that holds it at its
+ * first use; 0 where none does, or where that is known already. */
+static __noinline __u64 bind(__u32 tgid, __u64 comm, __u64 owner, __u32 slot)
 {
 	struct key key = {.tgid = tgid, .word = comm};
-	__u32 *known = bpf_map_lookup_elem(&comms, &key);
-	__u32 *begun, now = 0;
+	struct comm *known = bpf_map_lookup_elem(&comms, &key);
+	__u32 *begun, now = 0, births = counters.births;
 	__u64 out;
 
-	if (known && *known == BOUND)
+	if (!known) {
+		bpf_map_update_elem(&comms, &key, &new_comm, BPF_NOEXIST);
+		known = bpf_map_lookup_elem(&comms, &key);
+		if (!known) {
+			count(&counters.comm_full);
+			return 0;
+		}
+	}
+	known->owners[slot & (OWNERS - 1)] = owner;
+	if (known->state == BOUND)
 		return 0;
 	begun = bpf_map_lookup_elem(&inits, &key.tgid);
 	if (begun)
 		now = *begun;
+	known->births = births;
 	/* Searched in vain, and no communicator was begun since. */
-	if (known && *known == now)
+	if (known->state == now)
 		return 0;
 	out = search(tgid, comm);
-	if (out)
-		now = BOUND;
-	if (bpf_map_update_elem(&comms, &key, &now, BPF_ANY))
-		count(&counters.comm_full);
+	known->state = out ? BOUND : now;
 	return out;
 }
 
@@ -275,56 +303,75 @@ static __noinline int announce(__u64 out, __u64 comm, __u64 both, __u64 cookie)
 	return 0;
 }
 
-/* The value at a place. A failed read of user memory gives 0 and sets the flag. */
-static __noinline __u64 follow(void *ctx, const struct stragd_place *place, __u16 *flags)
+/* Follow the reads of a place; the last one leaves its bytes in `scratch` (16 bytes). */
+static __always_inline __u64 follow(const struct stragd_place *place, __u64 value, __u64 *scratch,
+				    __u32 most, __u16 *flags)
 {
-	__u64 value, address;
-	__u32 depth;
+	__u32 depth = place->flags & STRAGD_PLACE_DEPTH;
+	__u32 bytes = place->width == 4 ? 4 : 8;
 
-	if (!place || !flags)
-		return 0;
-	if (place->kind == STRAGD_PLACE_CONST)
-		return (__s64)place->offsets[0];
-	value = base_register(ctx, place->base);
-	depth = place->flags & STRAGD_PLACE_DEPTH;
+	if (place->flags & STRAGD_PLACE_PAIRED)
+		bytes *= 2;
 	for (__u32 i = 0; i < STRAGD_DEPTH_MAX; i++) {
-		long error;
+		__u32 size = i + 1 == depth ? bytes : 8;
 
 		if (i >= depth)
 			break;
-		address = value + (__s64)place->offsets[i];
-		value = 0;
-		if (i + 1 == depth && place->width == 4)
-			error = bpf_probe_read_user(&value, 4, (void *)address);
-		else
-			error = bpf_probe_read_user(&value, 8, (void *)address);
-		if (error) {
+		/* Seen by the verifier, not by the compiler, which knows it to hold. */
+		asm volatile("" : "+r"(size));
+		if (size > most)
+			size = most;
+		/* Clears the bytes when it fails. */
+		if (bpf_probe_read_user(scratch, size,
+					(void *)(value + (__s64)place->offsets[i]))) {
 			*flags |= STRAGD_READ_FAILED;
 			count(&counters.read_failed);
 			return 0;
 		}
+		value = *scratch;
 	}
 	return narrow(value, place->width, place->flags & STRAGD_PLACE_SIGNED);
 }
 
-/* Every field of the record that has a place. */
+/* The communicator's place, which is the first. */
+static __noinline __u64 communicator(void *ctx, const struct stragd_site *site)
+{
+	__u16 unused = 0;
+	__u64 scratch;
+
+	if (!site)
+		return 0;
+	return follow(&site->places[0], base_register(ctx, site->places[0].base), &scratch, 8,
+		      &unused);
+}
+
+/* Every field of the record that has a place. The record's first 16 bytes (time, tgid, tid)
+ * are scratch until this is done. A failed read of user memory gives 0 and sets the flag. */
 static __noinline int decode(void *ctx, const struct stragd_site *site, struct stragd_event *event)
 {
-	__u64 *values, value;
+	const struct stragd_place *place;
+	__u64 *fields, *scratch, value;
 
 	if (!site || !event)
 		return 0;
-	values = &event->count;
+	scratch = &event->time_ns;
+	fields = &event->count;
 	for (__u32 i = 0; i < STRAGD_FIELDS; i++) {
-		if (site->places[i].kind == STRAGD_PLACE_CONST)
-			value = (__s64)site->places[i].offsets[0];
+		if (i >= site->places_used)
+			break;
+		place = &site->places[i];
+		if (place->base < STRAGD_BASE_FIELD)
+			value = base_register(ctx, place->base);
+		else if (place->base < STRAGD_BASE_SPARE)
+			value = fields[(place->base - STRAGD_BASE_FIELD) & 3];
 		else
-			value = follow(ctx, &site->places[i], &event->flags);
-		if (i <= STRAGD_FIELD_AUX)
-			values[i] = value;
-		else if (i == STRAGD_FIELD_PEER)
+			value = place->width == 4 ? scratch[0] >> 32 : scratch[1];
+		value = follow(place, value, scratch, 16, &event->flags);
+		if (place->field <= STRAGD_FIELD_AUX)
+			fields[place->field & 3] = value;
+		else if (place->field == STRAGD_FIELD_PEER)
 			event->peer = value;
-		else if (i == STRAGD_FIELD_DATATYPE)
+		else if (place->field == STRAGD_FIELD_DATATYPE)
 			event->datatype = value;
 		else
 			event->reduction = value;
@@ -332,6 +379,47 @@ static __noinline int decode(void *ctx, const struct stragd_site *site, struct s
 	if ((site->flags & STRAGD_SITE_BYTES) && event->id)
 		event->count /= event->id;
 	return 0;
+}
+
+/* Is this hit ours to deliver? For a communicator in use that is known after one lookup;
+ * its binding is announced first, so that who reads both rings sees it before the use. */
+static __noinline int admit(void *ctx, const struct stragd_site *site, __u64 cookie, __u64 both)
+{
+	struct key key = {.tgid = both >> 32};
+	__u32 slot = cookie & (OWNERS - 1);
+	struct comm *known;
+	__u64 owner;
+
+	if (!site)
+		return 0;
+	if (site->flags & STRAGD_SITE_USES)
+		key.word = communicator(ctx, site);
+	if (!key.word)
+		return owns(ctx, both >> 32, cookie >> 32);
+	READ_REGISTER(owner, ctx, REGISTER_IP);
+	owner = owner << 10 | cookie >> 32;
+	known = bpf_map_lookup_elem(&comms, &key);
+	if (known && known->owners[slot] == owner &&
+	    (known->state == BOUND || known->births == (__u32)counters.births))
+		return 1;
+	if (!owns(ctx, both >> 32, cookie >> 32))
+		return 0;
+	owner = bind(both >> 32, key.word, owner, slot);
+	if (owner)
+		announce(owner, key.word, both, cookie);
+	return 1;
+}
+
+/* Whoever drains sleeps for long; it is woken only when a quarter of the ring is in use, and
+ * only every 128th event looks. */
+static __always_inline __u64 wakeup(__u64 events)
+{
+	if (events & 127)
+		return BPF_RB_NO_WAKEUP;
+	if (bpf_ringbuf_query(&bulk, BPF_RB_AVAIL_DATA) <
+	    bpf_ringbuf_query(&bulk, BPF_RB_RING_SIZE) / 4)
+		return BPF_RB_NO_WAKEUP;
+	return BPF_RB_FORCE_WAKEUP;
 }
 
 SEC("uprobe")
@@ -342,56 +430,41 @@ int collective(void *ctx)
 	__u32 small = both >> 32; /* first the key of `ignored`, then of `sites` */
 	struct stragd_event *event;
 	struct stragd_site *site;
-	__u64 value;
+	__u64 value, now;
 
-	if (bpf_map_lookup_elem(&ignored, &small)) {
+	if (ignoring && bpf_map_lookup_elem(&ignored, &small)) {
 		count(&counters.ignored);
 		return 0;
 	}
 	small = cookie;
 	site = bpf_map_lookup_elem(&sites, &small);
-	if (!site || !site->what) {
+	if (!site || !site->record.what) {
 		count(&counters.bad_site);
 		return 0;
 	}
-	if (!owns(ctx, both >> 32, cookie >> 32))
+	if (!admit(ctx, site, cookie, both))
 		return 0;
-
-	/* Before the record is reserved: who reads both rings then sees the binding
-	 * first. */
-	if (site->flags & STRAGD_SITE_USES) {
-		__u16 unused = 0;
-
-		value = follow(ctx, &site->places[STRAGD_FIELD_COMM], &unused);
-		if (value) {
-			__u64 out = bind(both >> 32, value);
-
-			if (out)
-				announce(out, value, both, cookie);
-		}
-	}
 
 	if (site->flags & STRAGD_SITE_LIFECYCLE)
 		event = bpf_ringbuf_reserve(&lifecycle, sizeof(*event), 0);
 	else
 		event = bpf_ringbuf_reserve(&bulk, sizeof(*event), 0);
 	if (!event) {
-		count(&counters.lost[site->what & 31]);
+		count(&counters.lost[site->record.what & 31]);
 		return 0;
 	}
-	event->time_ns = bpf_ktime_get_ns();
-	event->tgid = both >> 32;
-	event->tid = both;
-	event->what = site->what;
-	event->function = site->function;
+	*event = site->record;
+	now = bpf_ktime_get_ns();
 	event->site = cookie;
 	event->link = cookie >> 32;
-	event->flags = 0;
 	decode(ctx, site, event);
+	event->time_ns = now;
+	event->tgid = both >> 32;
+	event->tid = both;
 	value = site->flags & STRAGD_SITE_OUT_ID ? event->id : event->comm;
 	small = event->what == STRAGD_COMM_INIT_ALL ? event->aux : 1;
-	count(&counters.events[site->what & 31]);
-	bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
+	count(&counters.events[site->record.what & 31]);
+	bpf_ringbuf_submit(event, wakeup(counters.events[site->record.what & 31]));
 
 	if (site->flags & (STRAGD_SITE_OUT_COMM | STRAGD_SITE_OUT_ID))
 		remember_out(both >> 32, value, small);

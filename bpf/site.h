@@ -9,29 +9,27 @@
 
 #include "events.h"
 
-/* Where a value is. The place of an argument after the probe's own prologue
- * shift is computed in user space; the program only follows it. */
-enum stragd_place_kind {
-	STRAGD_PLACE_CONST = 0, /* offsets[0] */
-	STRAGD_PLACE_VALUE = 1, /* the base register, then `depth` reads: each at the
-				 * address so far plus the next offset */
-};
-
-#define STRAGD_BASE_SP 8 /* bases 0..7: integer argument registers in order */
+/* Where the value of a field is: the base, then `depth` reads, each at the address so far
+ * plus the next offset. Computed in user space, prologue shift included; the program only
+ * follows it. */
+#define STRAGD_BASE_SP 8    /* bases 0..7: integer argument registers in order */
+#define STRAGD_BASE_FIELD 9 /* 9..12: the record's 64-bit fields, as far as they are decoded */
+#define STRAGD_BASE_SPARE 13 /* second value of the paired place before; no reads */
 #define STRAGD_DEPTH_MAX 3
 
 struct stragd_place {
-	stragd_u8 kind;
+	stragd_u8 field; /* enum stragd_field */
 	stragd_u8 base;
 	stragd_u8 width; /* 1, 2, 4 or 8 bytes of the value */
-	stragd_u8 flags; /* bits 0..1: depth; bit 2: sign-extend */
+	stragd_u8 flags; /* bits 0..1: depth; bit 2: sign-extend; bit 3: paired */
 	stragd_s32 offsets[STRAGD_DEPTH_MAX];
 };
 
 #define STRAGD_PLACE_DEPTH 3u
 #define STRAGD_PLACE_SIGNED 4u
+#define STRAGD_PLACE_PAIRED 8u /* the last read takes the next place's value too: the same width */
 
-/* Order of the places of a site: the first four are the record's 64-bit fields. */
+/* Fields of the record that a place can fill: the first four are its 64-bit fields. */
 enum stragd_field {
 	STRAGD_FIELD_COUNT = 0,
 	STRAGD_FIELD_COMM = 1,
@@ -48,19 +46,22 @@ enum stragd_field {
 #define STRAGD_SITE_BYTES 2u     /* count is in bytes: divide by id */
 #define STRAGD_SITE_OUT_COMM 4u  /* comm is where the new communicator will be written */
 #define STRAGD_SITE_OUT_ID 8u    /* id is where */
-#define STRAGD_SITE_USES 16u     /* comm is in use: bind it if it is not yet known */
-#define STRAGD_SITE_ENDS 32u     /* comm ends: forget it */
+#define STRAGD_SITE_USES                                                                           \
+	16u                  /* comm is in use: bind it if it is not yet known;                    \
+			      * places[0] is its place */
+#define STRAGD_SITE_ENDS 32u /* comm ends: forget it */
 
 struct stragd_site {
-	stragd_u8 what;
-	stragd_u8 function;
+	struct stragd_event record; /* what is the same at every hit */
 	stragd_u16 flags;
+	stragd_u16 places_used;
 	stragd_u32 row; /* row of the probe table; user space only */
+	/* What is not: the communicator's place, if it has one, first. */
 	struct stragd_place places[STRAGD_FIELDS];
 };
 
 _Static_assert(sizeof(struct stragd_place) == 16, "place is 16 bytes");
-_Static_assert(sizeof(struct stragd_site) == 120, "site is 120 bytes");
+_Static_assert(sizeof(struct stragd_site) == 184, "site is 184 bytes");
 
 #define STRAGD_SITES_MAX 2048
 #define STRAGD_LINKS_MAX 1024
@@ -73,6 +74,7 @@ struct stragd_counters {
 	stragd_u64 claim_full;                   /* let through unclaimed: claim map full */
 	stragd_u64 comm_full;                    /* communicator not remembered: map full */
 	stragd_u64 bad_site;                     /* cookie without a site */
+	stragd_u64 births;                       /* communicator initialisations begun */
 	stragd_u64 duplicates[STRAGD_LINKS_MAX]; /* by link: hits another link owns */
 };
 

@@ -19,26 +19,31 @@ use crate::window::RankWindow;
 
 mod attach;
 mod clock;
+mod timing;
 
 use attach::Attacher;
 pub use attach::{LibraryState, LibraryStatus};
+use timing::RunTiming;
 
 /// Changes of processes kept for the caller; beyond it the oldest is dropped and counted.
 const MAX_CHANGES: usize = 65_536;
 /// Windows kept for the caller; beyond it the oldest is dropped and counted.
 const MAX_WINDOWS: usize = 4_096;
 /// How often windows are closed by time and losses are read.
-const TICK: Duration = Duration::from_millis(50);
-/// Pauses of the drain: short while events pour in, long while the rings stay nearly empty.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
-const LONGEST_PAUSE: Duration = Duration::from_millis(20);
+const TICK: Duration = Duration::from_millis(200);
+/// How long the drain sleeps unless the ring fills up meanwhile, which wakes it.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How often the discovery thread looks for processes that only their events tell of.
+const LOOK: Duration = Duration::from_millis(250);
+/// How often its figures are made anew although nothing is known to have changed.
+const PUBLISH: Duration = Duration::from_secs(1);
 
 /// Everything the engine needs to know.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub probes: probes::Options,
     pub allow_single_step: bool,
-    /// Let the kernel measure the BPF program's run time.
+    /// Let the kernel measure the BPF program's run time now and then.
     pub measure_run_time: bool,
     /// Time between two sweeps of `/proc`.
     pub sweep: Duration,
@@ -92,6 +97,8 @@ struct Shared {
     discovery: Mutex<DiscoveryFigures>,
     dropped_changes: AtomicU64,
     dropped_windows: AtomicU64,
+    /// The kernel lets us measure the BPF program's run time.
+    measurable: AtomicBool,
 }
 
 /// What the discovery thread publishes of itself.
@@ -128,7 +135,9 @@ impl Engine {
     pub fn new(config: Config) -> Result<Self, Error> {
         let failed = |e: probes::Error| Error(e.to_string());
         let (mut probes, drain) = Probes::load(&config.probes).map_err(failed)?;
-        probes.measure_run_time(config.measure_run_time).map_err(failed)?;
+        // A refusal costs one figure, not the daemon.
+        let measurable = config.measure_run_time && probes.measure_run_time(true).is_ok();
+        probes.measure_run_time(false).map_err(failed)?;
         let shared = Arc::new(Shared {
             stop: AtomicBool::new(false),
             progress: AtomicU64::new(0),
@@ -140,6 +149,7 @@ impl Engine {
             discovery: Mutex::default(),
             dropped_changes: AtomicU64::new(0),
             dropped_windows: AtomicU64::new(0),
+            measurable: AtomicBool::new(measurable),
         });
         Ok(Self { config, shared, drain: Mutex::new(Some(drain)), threads: Vec::new() })
     }
@@ -251,6 +261,8 @@ impl Engine {
         let pipeline = lock(&self.shared.pipeline).counters();
         let discovery = lock(&self.shared.discovery).clone();
         let mut put = |name: &str, value: f64| figures.push((name.into(), value));
+        let measurable = self.shared.measurable.load(Ordering::Relaxed);
+        put("bpf_run_measured", f64::from(u8::from(measurable)));
         put("discovery_lag_seconds", discovery.lag_seconds);
         put("sideband", f64::from(u8::from(discovery.sideband_error.is_empty())));
         put("sideband_lost", discovery.sideband_lost as f64);
@@ -272,31 +284,40 @@ impl Drop for Engine {
 }
 
 fn drain_loop(shared: &Shared, mut drain: Drain) {
-    let mut pause = LONGEST_PAUSE;
     let mut next_tick = Instant::now();
-    let mut lost = 0;
+    let mut timing = RunTiming::default();
+    let (mut lost, mut since_tick) = (0, 0);
     while !shared.stop.load(Ordering::Relaxed) {
-        let (drained, fill) = {
+        let drained = {
             let mut pipeline = lock(&shared.pipeline);
-            let fill = drain.fill();
-            (drain.drain(|event| pipeline.on_event(event)), fill)
+            drain.drain(|event| pipeline.on_event(event))
         };
-        if Instant::now() >= next_tick {
-            next_tick = Instant::now() + TICK;
+        since_tick += drained;
+        let now = Instant::now();
+        if now >= next_tick {
+            next_tick = now + TICK;
             tick(shared, &mut lost);
+            time_runs(shared, &mut timing, since_tick > 0, now);
+            since_tick = 0;
         }
         shared.progress.fetch_add(1, Ordering::Relaxed);
-        // A quarter full after one pause: halve the pause. Nearly empty: double it.
-        pause = if fill > 0.25 {
-            pause / 2
-        } else if fill < 0.05 {
-            pause * 2
-        } else {
-            pause
+        if drained == 0 || drain.fill() < 0.25 {
+            drain.wait(PAUSE);
         }
-        .clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
-        if fill < 0.5 || drained == 0 {
-            std::thread::sleep(pause);
+    }
+}
+
+/// Starts and stops the kernel's measurement; while somebody attaches, the next tick will do.
+fn time_runs(shared: &Shared, timing: &mut RunTiming, busy: bool, now: Instant) {
+    if !shared.measurable.load(Ordering::Relaxed) {
+        return;
+    }
+    let Some(on) = timing.due(busy, now) else { return };
+    if let Ok(mut attacher) = shared.attacher.try_lock() {
+        if attacher.measure(on) {
+            timing.switched(on, now);
+        } else {
+            shared.measurable.store(false, Ordering::Relaxed);
         }
     }
 }
@@ -325,30 +346,31 @@ fn tick(shared: &Shared, lost: &mut u64) {
 
 fn discover_loop(shared: &Shared, config: discover::Config) {
     let mut discovery = Discovery::new(config);
+    let mut publish_at = Instant::now();
     while !shared.stop.load(Ordering::Relaxed) {
         let mut gone = Vec::new();
-        for change in discovery.poll(Duration::from_millis(200)) {
+        let changes = discovery.poll(LOOK);
+        let changed = !changes.is_empty();
+        for change in changes {
             apply(shared, change, &mut gone);
         }
         if !gone.is_empty() {
             lock(&shared.attacher).forget(&gone);
         }
-        touch_strangers(shared, &mut discovery);
-        *lock(&shared.discovery) = DiscoveryFigures {
-            lag_seconds: discovery.lag(),
-            sideband_lost: discovery.sideband_lost(),
-            sideband_error: discovery.sideband_error().into(),
-            counters: discovery.counters(),
-            uses: discovery.statuses(),
-        };
-    }
-}
-
-/// A forked worker maps nothing anew, so only its events tell of it.
-fn touch_strangers(shared: &Shared, discovery: &mut Discovery) {
-    let ranks = lock(&shared.pipeline).ranks();
-    for rank in ranks.iter().filter(|rank| rank.start_time == 0) {
-        discovery.touch(rank.pid);
+        // A forked worker maps nothing anew, so only its events tell of it.
+        let strangers = lock(&shared.pipeline).strangers();
+        strangers.into_iter().for_each(|pid| discovery.touch(pid));
+        let now = Instant::now();
+        if changed || now >= publish_at {
+            publish_at = now + PUBLISH;
+            *lock(&shared.discovery) = DiscoveryFigures {
+                lag_seconds: discovery.lag(),
+                sideband_lost: discovery.sideband_lost(),
+                sideband_error: discovery.sideband_error().into(),
+                counters: discovery.counters(),
+                uses: discovery.statuses(),
+            };
+        }
     }
 }
 

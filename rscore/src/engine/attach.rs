@@ -158,9 +158,14 @@ impl Attacher {
         }
     }
 
+    /// Lets the kernel time the program, or stop; false where it refuses.
+    pub fn measure(&mut self, on: bool) -> bool {
+        self.probes.measure_run_time(on).is_ok()
+    }
+
     /// Events that were lost in the kernel since the start.
     pub fn lost_events(&self) -> u64 {
-        self.probes.counters().map_or(0, |counters| counters.lost_total())
+        self.probes.lost_total().unwrap_or(0)
     }
 
     /// Counters of the BPF side and of attaching, under flat names.

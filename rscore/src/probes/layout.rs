@@ -4,8 +4,9 @@
 use libbpf_rs::btf::types::{MemberAttr, Struct};
 use libbpf_rs::{HasSize, Object};
 
+use super::encode::{RawPlace, RawSite};
 use super::error::Error;
-use super::site::{Place, Spec, LINKS_MAX};
+use super::site::LINKS_MAX;
 use crate::wire;
 
 /// Twin of `struct stragd_counters`.
@@ -19,6 +20,8 @@ pub(super) struct RawCounters {
     pub claim_full: u64,
     pub comm_full: u64,
     pub bad_site: u64,
+    /// Used by the program itself.
+    pub births: u64,
     pub duplicates: [u64; LINKS_MAX],
 }
 
@@ -38,6 +41,7 @@ impl RawCounters {
             claim_full: 0,
             comm_full: 0,
             bad_site: 0,
+            births: 0,
             duplicates: [0; LINKS_MAX],
         });
         raw.events.fill_with(&mut take);
@@ -47,6 +51,7 @@ impl RawCounters {
         raw.claim_full = take();
         raw.comm_full = take();
         raw.bad_site = take();
+        raw.births = take();
         raw.duplicates.fill_with(&mut take);
         Some(raw)
     }
@@ -68,11 +73,11 @@ pub(super) fn check(object: &Object) -> Result<(), Error> {
         .map_err(|e| Error::from_bpf("cannot read the BPF object's types", &e))?
         .ok_or_else(|| Error::new("the BPF object has no type information"))?;
     let counters = offsets!(RawCounters: events, lost, read_failed, ignored, claim_full,
-        comm_full, bad_site, duplicates);
+        comm_full, bad_site, births, duplicates);
     let structs = [
         ("stragd_event", std::mem::size_of::<wire::Event>(), wire::LAYOUT),
-        ("stragd_site", std::mem::size_of::<Spec>(), Spec::LAYOUT),
-        ("stragd_place", std::mem::size_of::<Place>(), Place::LAYOUT),
+        ("stragd_site", std::mem::size_of::<RawSite>(), RawSite::LAYOUT),
+        ("stragd_place", std::mem::size_of::<RawPlace>(), RawPlace::LAYOUT),
         ("stragd_counters", std::mem::size_of::<RawCounters>(), counters),
     ];
     for (name, bytes, fields) in structs {

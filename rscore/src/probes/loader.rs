@@ -258,15 +258,19 @@ impl Probes {
     /// The table of ignored processes is full.
     pub fn ignore(&mut self, tgid: u32, on: bool) -> Result<(), Error> {
         let ignored = map(&self.object, "ignored")?;
+        let failed = |e| Error::from_bpf(&format!("cannot ignore process {tgid}"), &e);
         let key = tgid.to_ne_bytes();
-        if !on {
+        if on {
+            ignored.update(&key, &1u32.to_ne_bytes(), MapFlags::ANY).map_err(failed)?;
+        } else {
             // Absent is what was asked for.
             let _ = ignored.delete(&key);
-            return Ok(());
         }
-        ignored
-            .update(&key, &1u32.to_ne_bytes(), MapFlags::ANY)
-            .map_err(|e| Error::from_bpf(&format!("cannot ignore process {tgid}"), &e))
+        // Without an entry the program need not look.
+        let any = u32::from(ignored.keys().next().is_some());
+        map(&self.object, ".data.ignoring")?
+            .update(&0u32.to_ne_bytes(), &any.to_ne_bytes(), MapFlags::ANY)
+            .map_err(failed)
     }
 
     /// Count the program's run time, or stop: the kernel then reads the clock twice more per
@@ -305,6 +309,14 @@ impl Probes {
             .collect();
         let (run_time, run_count) = self.run_time();
         Ok(Counters::new(&raw, duplicates, run_time, run_count))
+    }
+
+    /// Events of all kinds lost since the program was loaded; cheaper than all counters.
+    ///
+    /// # Errors
+    /// As [`Probes::counters`].
+    pub fn lost_total(&self) -> Result<u64, Error> {
+        Ok(self.read_counters()?.lost.iter().sum())
     }
 
     fn read_counters(&self) -> Result<Box<layout::RawCounters>, Error> {

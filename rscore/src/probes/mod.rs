@@ -9,6 +9,7 @@
 
 mod abi;
 mod counters;
+mod encode;
 mod error;
 mod instruction;
 mod layout;

@@ -1,4 +1,4 @@
-//! Probe sites as the BPF program reads them: the `#[repr(C)]` twins of `bpf/site.h`.
+//! Probe sites: where the fields of a record are when a function is entered.
 
 /// Links that may be open at once.
 pub const LINKS_MAX: usize = 1024;
@@ -42,32 +42,19 @@ pub mod flag {
 
 /// Where the value of one field is at the probed instruction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[repr(C)]
 pub struct Place {
-    kind: u8,
+    constant: bool,
     base: u8,
     width: u8,
-    flags: u8,
+    signed: bool,
+    depth: u8,
     offsets: [i32; DEPTH_MAX],
 }
 
-const CONST: u8 = 0;
-const VALUE: u8 = 1;
-const SIGNED: u8 = 4;
-
 impl Place {
-    /// (field, byte offset), compared with the BPF object's types at load.
-    pub const LAYOUT: &[(&str, usize)] = &[
-        ("kind", std::mem::offset_of!(Place, kind)),
-        ("base", std::mem::offset_of!(Place, base)),
-        ("width", std::mem::offset_of!(Place, width)),
-        ("flags", std::mem::offset_of!(Place, flags)),
-        ("offsets", std::mem::offset_of!(Place, offsets)),
-    ];
-
     /// The same value at every hit.
     pub fn constant(value: i32) -> Place {
-        Place { kind: CONST, offsets: [value, 0, 0], ..Place::default() }
+        Place { constant: true, offsets: [value, 0, 0], ..Place::default() }
     }
 
     /// The value of `base` after following `path`: each offset is added and the address read.
@@ -78,18 +65,38 @@ impl Place {
         }
         let mut offsets = [0; DEPTH_MAX];
         offsets[..path.len()].copy_from_slice(path);
-        let flags = path.len() as u8 | if signed { SIGNED } else { 0 };
-        Some(Place { kind: VALUE, base, width, flags, offsets })
+        Some(Place { constant: false, base, width, signed, depth: path.len() as u8, offsets })
+    }
+
+    /// The value, where it is the same at every hit.
+    pub fn as_constant(&self) -> Option<i32> {
+        self.constant.then_some(self.offsets[0])
+    }
+
+    pub(super) fn base(&self) -> u8 {
+        self.base
+    }
+
+    pub(super) fn path(&self) -> &[i32] {
+        &self.offsets[..usize::from(self.depth)]
+    }
+
+    pub(super) fn width(&self) -> u8 {
+        self.width
+    }
+
+    pub(super) fn signed(&self) -> bool {
+        self.signed
     }
 
     /// The argument register that this place needs intact, if any.
     pub fn register(&self) -> Option<u8> {
-        (self.kind == VALUE && self.base != BASE_SP).then_some(self.base)
+        (!self.constant && self.base != BASE_SP).then_some(self.base)
     }
 
     /// Whether the place is relative to the stack pointer.
     pub fn on_stack(&self) -> bool {
-        self.kind == VALUE && self.base == BASE_SP
+        !self.constant && self.base == BASE_SP
     }
 
     /// The same place after the stack pointer went down by `bytes`.
@@ -103,24 +110,23 @@ impl Place {
 
 impl std::fmt::Display for Place {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.kind == CONST {
+        if self.constant {
             return write!(f, "{}", self.offsets[0]);
         }
         match self.base {
             BASE_SP => write!(f, "sp")?,
             base => write!(f, "arg{base}")?,
         }
-        for offset in &self.offsets[..(self.flags & 3) as usize] {
+        for offset in self.path() {
             write!(f, "[{offset}]")?;
         }
-        let sign = if self.flags & SIGNED != 0 { "i" } else { "u" };
+        let sign = if self.signed { "i" } else { "u" };
         write!(f, ":{sign}{}", u32::from(self.width) * 8)
     }
 }
 
-/// One row of the `sites` map.
+/// What a probe site delivers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[repr(C)]
 pub struct Spec {
     pub what: u8,
     pub function: u8,
@@ -128,28 +134,6 @@ pub struct Spec {
     /// Row of the probe table.
     pub row: u32,
     pub places: [Place; FIELDS],
-}
-
-const _: () = assert!(std::mem::size_of::<Place>() == 16);
-const _: () = assert!(std::mem::size_of::<Spec>() == 120);
-
-impl Spec {
-    /// (field, byte offset), compared with the BPF object's types at load.
-    pub const LAYOUT: &[(&str, usize)] = &[
-        ("what", std::mem::offset_of!(Spec, what)),
-        ("function", std::mem::offset_of!(Spec, function)),
-        ("flags", std::mem::offset_of!(Spec, flags)),
-        ("row", std::mem::offset_of!(Spec, row)),
-        ("places", std::mem::offset_of!(Spec, places)),
-    ];
-
-    /// The bytes of the map's value.
-    pub fn as_bytes(&self) -> &[u8] {
-        let bytes = std::mem::size_of::<Spec>();
-        // SAFETY: Spec is repr(C) of integers without padding (its size is the sum of its
-        // fields), so every byte is initialised.
-        unsafe { std::slice::from_raw_parts((self as *const Spec).cast(), bytes) }
-    }
 }
 
 /// A place to probe in one file.

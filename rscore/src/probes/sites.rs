@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use libbpf_rs::{MapCore, MapFlags};
 
+use super::encode::RawSite;
 use super::error::Error;
 use super::site::{Spec, SITES_MAX};
 
@@ -33,7 +34,9 @@ impl SiteTable {
             }
             None => return Err(Error::new(format!("{SITES_MAX} different probe sites: no more"))),
         };
-        if let Err(error) = map.update(&index.to_ne_bytes(), spec.as_bytes(), MapFlags::ANY) {
+        if let Err(error) =
+            map.update(&index.to_ne_bytes(), RawSite::new(spec).as_bytes(), MapFlags::ANY)
+        {
             self.free.push(index);
             return Err(Error::from_bpf("cannot write a probe site", &error));
         }

@@ -250,6 +250,12 @@ impl Pipeline {
         self.processes.iter().filter(|p| !p.ended).map(Process::status).collect()
     }
 
+    /// Living processes that have events and that nobody has announced.
+    pub fn strangers(&self) -> Vec<u32> {
+        let unknown = |p: &&Process| !p.ended && p.start_time == 0;
+        self.processes.iter().filter(unknown).map(|p| p.pid).collect()
+    }
+
     /// Counts of the pipeline itself.
     pub fn counters(&self) -> Counters {
         self.counters

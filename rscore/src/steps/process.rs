@@ -138,7 +138,8 @@ impl Process {
         ended
     }
 
-    #[inline]
+    // Always: a host call then never passes through memory as a Collective.
+    #[inline(always)]
     fn take(&mut self, collective: &Collective) -> bool {
         let communicator = self.communicators.count(collective.communicator);
         let shape = Shape {

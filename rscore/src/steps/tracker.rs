@@ -38,7 +38,10 @@ pub(crate) struct Place {
 pub(crate) struct Tracker {
     tokens: Vec<KindId>,
     gaps: Vec<u32>,
+    /// The latest collective.
+    last: KindId,
     first_ns: u64,
+    /// Length of `tokens` at which to look again; `usize::MAX` once it is never needed.
     next_search: usize,
     pattern: Option<Pattern>,
     index: usize,
@@ -76,7 +79,7 @@ impl Tracker {
         let pattern = self.pattern.as_ref()?;
         // A coarse pattern holds kinds that no collective has: the latest size is a better guess.
         if pattern.coarse {
-            return self.tokens.last().copied();
+            return Some(self.last);
         }
         pattern.tokens.get(self.index).copied()
     }
@@ -92,16 +95,12 @@ impl Tracker {
         broken: bool,
         kinds: &Kinds,
     ) -> Place {
-        if self.tokens.len() >= 2 * HISTORY {
-            self.tokens.drain(..HISTORY);
-            self.gaps.drain(..HISTORY);
-        }
-        if self.tokens.is_empty() {
-            self.first_ns = time_ns;
-        }
         let gap = u32::try_from(gap_ns).unwrap_or(u32::MAX);
-        self.tokens.push(kind);
-        self.gaps.push(gap);
+        self.last = kind;
+        // What no search will look at is not kept.
+        if self.next_search != usize::MAX {
+            self.remember(kind, gap, time_ns);
+        }
         let mut place = match self.pattern {
             Some(_) => self.follow(kind, gap, broken, kinds),
             None => Place::default(),
@@ -110,6 +109,18 @@ impl Tracker {
             place.changed |= self.search(time_ns, kinds);
         }
         place
+    }
+
+    fn remember(&mut self, kind: KindId, gap: u32, time_ns: u64) {
+        if self.tokens.len() >= 2 * HISTORY {
+            self.tokens.drain(..HISTORY);
+            self.gaps.drain(..HISTORY);
+        }
+        if self.tokens.is_empty() {
+            self.first_ns = time_ns;
+        }
+        self.tokens.push(kind);
+        self.gaps.push(gap);
     }
 
     #[inline]
