@@ -9,21 +9,18 @@ MAX_LENGTH = 200
 
 
 class Notes:
-    """A bounded, ordered set of lines; the newest give way when it is full."""
+    """A bounded, ordered set of lines; the one that was said longest ago gives way to a new one."""
 
     def __init__(self) -> None:
         self._lines: dict[str, None] = {}
-        self._more = 0
 
     def add(self, line: str) -> None:
-        """Remember a line unless it is known."""
+        """Remember a line; said again, it is the newest."""
         line = "".join(c if c.isprintable() else "?" for c in line[:MAX_LENGTH])
-        if line in self._lines:
-            return
-        if len(self._lines) < MAX_NOTES:
-            self._lines[line] = None
-        else:
-            self._more += 1
+        self._lines.pop(line, None)
+        if len(self._lines) >= MAX_NOTES:
+            del self._lines[next(iter(self._lines))]
+        self._lines[line] = None
 
     def extend(self, lines: Iterable[str]) -> None:
         """Remember several."""
@@ -32,5 +29,4 @@ class Notes:
 
     def lines(self) -> list[str]:
         """All lines, oldest first."""
-        more = [f"and {self._more} more remarks"] if self._more else []
-        return [*self._lines, *more]
+        return list(self._lines)
