@@ -119,6 +119,7 @@ class JobTable:
         self._max_processes = max_processes
         self._pending: dict[ProcessKey, _Pending] = {}
         self._ranks: dict[ProcessKey, tuple[int, int]] = {}  # process -> (job, rank)
+        self._names: set[str] = set()
         self._class_names: dict[int, str] = {}
         self._host = socket.gethostname()
 
@@ -138,10 +139,7 @@ class JobTable:
         place = self._ranks.pop(process, None)
         if place is None:
             return
-        job = self.jobs[place[0]]
-        job.ranks[place[1]].gone_since = now
-        if not job.live():
-            job.empty_since = now
+        self.jobs[place[0]].ranks[place[1]].gone_since = now
 
     def due(self, now: float, limit: int = 64) -> list[ProcessKey]:
         """Processes to identify now: every second at first, every ten after half a minute."""
@@ -190,6 +188,7 @@ class JobTable:
             name = self._unique_name(identity)
             job = Job(identity.job_key, name, clean(identity.launcher), identity.world_size)
             self.jobs[job.key] = job
+            self._names.add(name)
         job.world_size = max(job.world_size, identity.world_size)
         job.empty_since = None
         old = job.ranks.get(identity.rank)
@@ -213,10 +212,9 @@ class JobTable:
     def _unique_name(self, identity: Identity) -> str:
         """Two jobs of one name ("none") get apart; "other" is Prometheus' word for the rest."""
         name = clean(identity.job_name) or "unnamed"
-        taken = {job.name for job in self.jobs.values()}
-        if name in taken or name == "other":
-            return f"{name}-{job_key(identity.job_key)[:8]}"
-        return name
+        if name in self._names or name == "other":
+            name = f"{name}-{job_key(identity.job_key)[:8]}"
+        return name if name not in self._names else job_key(identity.job_key)
 
     def update_status(self, statuses: Iterable[RankStatus]) -> None:
         """Take the engine's running counts."""
@@ -283,10 +281,16 @@ class JobTable:
         A living job loses the ranks that went so long ago: their number is the job's to choose.
         """
         for job in self.jobs.values():
-            for number, rank in list(job.ranks.items()):
-                since = rank.gone_since
-                if since is not None and now - since >= seconds and job.live():
-                    del job.ranks[number]
+            gone = [rank.gone_since for rank in job.ranks.values() if rank.gone_since is not None]
+            if len(gone) == len(job.ranks):
+                if job.empty_since is None:
+                    job.empty_since = max(gone, default=now)
+            elif gone and now - min(gone) >= seconds:
+                job.ranks = {
+                    number: rank
+                    for number, rank in job.ranks.items()
+                    if rank.gone_since is None or now - rank.gone_since < seconds
+                }
         ended = [
             job
             for job in self.jobs.values()
@@ -294,6 +298,7 @@ class JobTable:
         ]
         for job in ended:
             del self.jobs[job.key]
+            self._names.discard(job.name)
         return ended
 
     def job_rows(self, findings: Iterable[Finding]) -> list[snapshot.Job]:
