@@ -141,9 +141,9 @@ class JobTable:
             return
         self.jobs[place[0]].ranks[place[1]].gone_since = now
 
-    def due(self, now: float, limit: int = 64) -> list[ProcessKey]:
+    def due(self, now: float) -> list[ProcessKey]:
         """Processes to identify now: every second at first, every ten after half a minute."""
-        due = [key for key, pending in self._pending.items() if pending.next_try <= now][:limit]
+        due = [key for key, pending in self._pending.items() if pending.next_try <= now]
         for key in due:
             pending = self._pending[key]
             pending.tries += 1

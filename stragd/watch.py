@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 LOST_REPORT_SECONDS = 30.0
 LOOK_AGAIN_SECONDS = 10.0
-IDENTIFY_SECONDS = 0.5
+IDENTIFY_SECONDS = 0.25
 """Longest a tick identifies processes: however many there are, a signal is answered soon."""
 MAX_PATH = 512
 MAX_LINES = 256

@@ -403,6 +403,13 @@ def test_remarks_about_identities_are_journalled_once(running: Running) -> None:
     assert any("two jobs look alike" in c["detail"] for c in checks)
 
 
+def test_a_rank_is_found_behind_many_processes_that_are_none(running: Running) -> None:
+    running.engine.see(*range(10000, 12000))
+    wait_for(lambda: running.client.ask("status")["result"]["unidentified"] == 2000)
+    running.engine.see(42)
+    wait_for(lambda: (42, 420) in running.engine.assigned)
+
+
 def test_slow_identification_of_many_does_not_hold_up_a_stop(running: Running) -> None:
     identify, asked = running.identifier.identify, []
 
