@@ -6,9 +6,11 @@ import contextlib
 import json
 import os
 import pwd
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -240,6 +242,37 @@ def test_no_daemon(tmp_path: Path) -> None:
     missing.write_text("no socket")
     fails(stragctl("--socket", str(missing), "status"), "no stragd is listening")
     fails(stragctl("--socket", str(tmp_path / ("x" * 200)), "status"), "too long", "--socket")
+
+
+def test_a_full_queue_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "control.sock"
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(path))
+        listener.listen(0)
+        others = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                others.append(stack.enter_context(socket.socket(socket.AF_UNIX)))
+                others[-1].setblocking(False)
+                others[-1].connect(str(path))
+        client = ControlClient(str(path), timeout=0.2)
+        with pytest.raises(ControlError, match="no answer from stragd within"):
+            client.request("status")
+
+        def serve() -> None:
+            time.sleep(0.2)
+            for _ in others:
+                connection = stack.enter_context(listener.accept()[0])
+            while b"\n" not in connection.recv(4096):
+                pass
+            connection.sendall(pictures.result({"state": "running"}))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with ControlClient(str(path), LIMIT) as patient:
+            assert patient.request("status") == {"state": "running"}
+        thread.join(LIMIT)
 
 
 def test_permission_denied_names_the_group(control: Control) -> None:
