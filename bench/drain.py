@@ -35,13 +35,18 @@ def fill(program: Path, library: Path) -> None:
         process.wait()
 
 
-def one_round(command: list[str | Path], program: Path, library: Path,
-              environment: dict[str, str] | None = None) -> list[int]:
+def one_round(
+    command: list[str | Path],
+    program: Path,
+    library: Path,
+    environment: dict[str, str] | None = None,
+) -> list[int]:
     """Start a reader, fill its ring, let it drain; the numbers it prints."""
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as reader:
-        assert reader.stdin is not None and reader.stdout is not None
+        assert reader.stdin is not None
+        assert reader.stdout is not None
         for line in reader.stdout:
             if line == "ready\n":
                 break
@@ -56,8 +61,8 @@ def one_round(command: list[str | Path], program: Path, library: Path,
 def kernel_headers(directory: Path) -> Path:
     """One tree of Debian's two-part kernel headers, which is what bcc wants."""
     subprocess.run(
-        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "python3-bpfcc"]
-        + ["linux-headers-cloud-amd64"],
+        ["apt-get", "install", "-y", "-qq", "--no-install-recommends"]
+        + ["python3-bpfcc", "linux-headers-cloud-amd64"],
         check=True,
         capture_output=True,
     )

@@ -33,14 +33,14 @@ def faulty(rank: int) -> tuple[list[int], float]:
     with daemon() as watcher, job("ddp.py", demo.RANKS, *arguments) as training:
         deadline = time.monotonic() + demo.LIMIT_SECONDS
         while time.monotonic() < deadline and training.process.poll() is None:
-            found = demo.confirmed(watcher)
+            found = demo.confirmed(watcher, training)
             if found:
                 injected = [r for r in training.records() if r["event"] == "injected"]
                 delay = time.time() - seconds(injected[0]["time"]) if injected else float("nan")
                 time.sleep(8)  # one window more: does it name anybody else?
-                return [f["subject"]["rank"] for f in watcher.findings()], delay
+                return watcher.named(training), delay
             time.sleep(0.5)
-        return [f["subject"]["rank"] for f in watcher.findings()], float("nan")
+        return watcher.named(training), float("nan")
 
 
 def healthy() -> list[int]:
@@ -49,7 +49,7 @@ def healthy() -> list[int]:
     with daemon() as watcher, job("ddp.py", demo.RANKS, *arguments) as training:
         training.wait()
         time.sleep(1)
-        return [f["subject"]["rank"] for f in watcher.findings()]
+        return watcher.named(training)
 
 
 def main(count: int = 20) -> None:

@@ -31,9 +31,9 @@ def say(text: str = "") -> None:
     print(text, flush=True)
 
 
-def confirmed(watcher: Daemon) -> list[dict[str, Any]]:
-    """Findings of a slow rank that are certain by now."""
-    return [f for f in watcher.findings() if f["state"] == "confirmed"]
+def confirmed(watcher: Daemon, training: Job) -> list[dict[str, Any]]:
+    """Findings of a slow rank of the job that are certain by now."""
+    return [f for f in watcher.findings(training) if f["state"] == "confirmed"]
 
 
 def watch(watcher: Daemon, training: Job) -> list[dict[str, Any]]:
@@ -48,7 +48,7 @@ def watch(watcher: Daemon, training: Job) -> list[dict[str, Any]]:
             if live is not None and live.poll() is not None:
                 break  # the person pressed q
             time.sleep(0.5)
-            found = confirmed(watcher)
+            found = confirmed(watcher, training)
             if live is None and (found or time.monotonic() > next_picture):
                 say(subprocess.run(top, capture_output=True, text=True, check=False).stdout)
                 next_picture = time.monotonic() + 15
@@ -61,7 +61,7 @@ def watch(watcher: Daemon, training: Job) -> list[dict[str, Any]]:
     # Left early with q: the finding is still wanted.
     while not found and time.monotonic() < deadline and training.process.poll() is None:
         time.sleep(0.5)
-        found = confirmed(watcher)
+        found = confirmed(watcher, training)
     return found
 
 
@@ -84,12 +84,14 @@ def report(found: list[dict[str, Any]], injected: dict[str, Any]) -> bool:
         say("  nothing")
     say()
     say("What the job itself recorded:")
-    say(f"  rank {injected['rank']} made {injected['factor'] - 1:.0%} slower from step {injected['step']}")
+    slower = f"{injected['factor'] - 1:.0%} slower"
+    say(f"  rank {injected['rank']} made {slower} from step {injected['step']}")
     say(f"  since      {injected['time']}")
     say()
     named = [finding["subject"]["rank"] for finding in found]
     right = named == [injected["rank"]]
-    say(f"{'They agree' if right else 'They do NOT agree'}: named {named}, injected {injected['rank']}.")
+    verdict = "They agree" if right else "They do NOT agree"
+    say(f"{verdict}: named {named}, injected [{injected['rank']}].")
     return right
 
 
@@ -101,7 +103,8 @@ def main() -> int:
         say("demo: eBPF probes need root, and nothing was started. Run it as: sudo make demo")
         return 1
     say(f"A real {RANKS}-rank PyTorch DDP training over gloo, on this machine's CPU.")
-    say(f"Rank {rank} becomes {SLOW_FACTOR - 1:.0%} slower after {SLOW_AFTER} steps of {STEP_MS} ms.")
+    slower = f"{SLOW_FACTOR - 1:.0%} slower"
+    say(f"Rank {rank} becomes {slower} after {SLOW_AFTER} steps of {STEP_MS} ms.")
     say("Each rank sleeps for part of its step, as a rank waits for its GPU; model, gradients")
     say("and gloo are real. stragd is told nothing about the job.")
     say()

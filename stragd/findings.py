@@ -21,7 +21,10 @@ class Transition(NamedTuple):
 
 
 class FindingStore:
-    """Open findings by (job, the scorer's own id); the string id stays for a finding's life."""
+    """Open findings by (job, the scorer's own id); the string id stays for a finding's life.
+
+    Cleared ones are those that had been confirmed.
+    """
 
     def __init__(self, cleared_kept: int = 100) -> None:
         self._open: dict[tuple[int, int], Finding] = {}
@@ -71,7 +74,9 @@ class FindingStore:
         last = self._open.pop(key)
         finding = cast("Finding", {**last, "state": "cleared"})
         finding["evidence"] = [*last["evidence"], f"cleared: {reason}"]
-        self._cleared.append(finding)
+        # A suspicion that came to nothing is no incident to look back at.
+        if old is not None and old["state"] != "suspect":
+            self._cleared.append(finding)
         return Transition(old["state"] if old else None, finding, reason)
 
     def open(self) -> list[Finding]:

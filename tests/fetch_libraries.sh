@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Fetches the real libraries that the tests attach to: NCCL (newest, and an old one), Debian
-# 13's RCCL with everything it links, PyPI's PyTorch. About 2 GB, once.
+# 13's RCCL with everything it links, PyPI's PyTorch; and Prometheus, unpacked and not installed,
+# so that no service of it is started. About 2.7 GB, once.
 #
 #   tests/fetch_libraries.sh CACHE
 #
@@ -41,7 +42,8 @@ fetch_rccl() { # with its own libc: Debian 13's is newer than the host's may be
     : >"$apt/status"
     mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 2>/dev/null |
         grep -v security | grep debian | head -n 1 || true)
-    echo "deb ${mirror:-http://deb.debian.org/debian} trixie main" >"$apt/sources.list"
+    [ -n "$mirror" ] || { echo "apt knows no Debian mirror to fetch librccl1 from" >&2; exit 1; }
+    echo "deb $mirror trixie main" >"$apt/sources.list"
     options=(-qq -o "Dir::Etc::SourceList=$apt/sources.list" -o Dir::Etc::SourceParts=-
         -o "Dir::State::Lists=$apt/lists" -o "Dir::State::status=$apt/status"
         -o "Dir::Cache::archives=$apt/archives" -o "Dir::Cache::pkgcache=" -o "Dir::Cache::srcpkgcache="
@@ -53,6 +55,13 @@ fetch_rccl() { # with its own libc: Debian 13's is newer than the host's may be
         dpkg -x "$package" "$to"
     done
     rm -rf "$apt"
+}
+
+fetch_prometheus() {
+    local to="$cache/prometheus"
+    rm -rf "$to"
+    mkdir -p "$to"
+    (cd "$to" && apt-get download -qq -o APT::Sandbox::User=root prometheus && dpkg -x ./*.deb . && rm ./*.deb)
 }
 
 fetch_pytorch() {
@@ -74,9 +83,11 @@ for release in $nccl_releases; do
     nccl+=${nccl:+:}$cache/nccl-$release/libnccl.so.2
 done
 once rccl fetch_rccl
+once prometheus fetch_prometheus
 once "pytorch-$torch_release" fetch_pytorch
 cat >"$cache/environment" <<EOF
 STRAGD_TEST_NCCL="$nccl"
 STRAGD_TEST_RCCL="$cache/rccl/usr/lib/x86_64-linux-gnu/librccl.so.1.0"
+PATH="$cache/prometheus/usr/bin:\$PATH"
 STRAGD_TEST_PYTORCH="$python:$cache/pytorch/run"
 EOF

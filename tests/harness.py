@@ -102,10 +102,26 @@ class Daemon:
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 
-    def findings(self, kind: str = "straggler") -> list[dict[str, Any]]:
-        """Open and cleared findings of one kind that were ever confirmed."""
-        answer = self.ask("findings", "--cleared")
-        return [f for f in answer["findings"] if f["kind"] == kind and f["state"] != "suspect"]
+    def ranks(self, training: Job) -> list[dict[str, Any]]:
+        """Ranks of one job; the node may run others too."""
+        pids = training.pids()
+        ranks: list[dict[str, Any]] = self.ask("top")["ranks"]
+        return [rank for rank in ranks if rank["pid"] in pids]
+
+    def findings(self, training: Job, kind: str = "straggler") -> list[dict[str, Any]]:
+        """Findings of one job and kind that were ever confirmed, cleared ones too."""
+        jobs = {rank["job"] for rank in self.ranks(training)}
+        return [
+            finding
+            for finding in self.ask("findings", "--cleared")["findings"]
+            if finding["job"]["key"] in jobs
+            and finding["kind"] == kind
+            and finding["state"] != "suspect"
+        ]
+
+    def named(self, training: Job) -> list[int]:
+        """Ranks of a job that were ever confirmed to be slow."""
+        return [finding["subject"]["rank"] for finding in self.findings(training)]
 
     def output(self) -> str:
         """What it has printed so far."""
@@ -153,8 +169,14 @@ class Job:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(60)
 
+    def pids(self) -> set[int]:
+        """Processes of the ranks that have begun."""
+        return {record["pid"] for record in self.records() if record["event"] == "started"}
+
     def records(self) -> list[dict[str, Any]]:
         """What the job itself wrote down about what was injected."""
+        if not self.record.exists():
+            return []
         return [json.loads(line) for line in self.record.read_text().splitlines()]
 
 

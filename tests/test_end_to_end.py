@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
@@ -17,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from bench import cost, soak
+from bench import soak
 from scripts import demo
-from tests.harness import Daemon, Job, daemon, job, wait_for
+from tests.harness import Daemon, daemon, job, wait_for
 
 SHORT_WINDOWS = "[windows]\nsteps = 50\n"
 FAST = ["--step-ms", "40"]
@@ -30,50 +29,45 @@ def _root() -> None:
     assert os.geteuid() == 0, "these tests attach eBPF probes: run them as root"
 
 
-def watched_ranks(watcher: Daemon, jobs: int = 1) -> list[dict[str, Any]]:
-    """Ranks of all jobs that have step times by now."""
-    names = watcher.ask("jobs")["jobs"]
-    ranks = [r for r in watcher.ask("top")["ranks"] if r["own_ms"] is not None]
-    return ranks if len(names) >= jobs else []
-
-
-def wait_for_ranks(watcher: Daemon, ranks: int, jobs: int = 1) -> list[dict[str, Any]]:
-    """Wait until so many ranks have step times."""
+def wait_for_ranks(watcher: Daemon, training: Job, count: int) -> list[dict[str, Any]]:
+    """Wait until so many ranks of the job have step times."""
 
     def enough() -> list[dict[str, Any]]:
-        seen = watched_ranks(watcher, jobs)
-        return seen if len(seen) >= ranks else []
+        seen = [rank for rank in watcher.ranks(training) if rank["own_ms"] is not None]
+        return seen if len(seen) >= count else []
 
-    return wait_for(f"{ranks} ranks with step times", enough, 120)
+    return wait_for(f"{count} ranks with step times", enough, 180)
 
 
-def named(watcher: Daemon) -> list[int]:
-    return [f["subject"]["rank"] for f in watcher.findings()]
+def metrics(watcher: Daemon) -> str:
+    """The Prometheus page."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{watcher.port}/metrics") as page:
+        text: str = page.read().decode()
+    return text
 
 
 def test_a_slow_rank_is_named_with_its_cost_and_nobody_else() -> None:
     rank = random.SystemRandom().randrange(demo.RANKS)
     arguments = [*FAST, "--steps", "4000", "--slow-rank", str(rank), "--slow-factor", "1.2"]
-    with daemon() as watcher, job("ddp.py", demo.RANKS, *arguments, "--slow-after", "400"):
-        wait_for(f"rank {rank} to be named", lambda: demo.confirmed(watcher), 150)
-        found = demo.confirmed(watcher)
-        assert named(watcher) == [rank]
-        (finding,) = found
+    arguments += ["--slow-after", "400"]
+    with daemon() as watcher, job("ddp.py", demo.RANKS, *arguments) as training:
+        wait_for(f"rank {rank} to be named", lambda: demo.confirmed(watcher, training), 180)
+        (finding,) = watcher.findings(training)
+        assert finding["subject"]["rank"] == rank
         # 20 % of 40 ms; the next slowest rank bounds it, noise moves it.
         assert 3 < finding["cost_ms_per_step"]["value"] < 14
         assert 0.1 < finding["slowdown"] < 0.35
-        page = urllib.request.urlopen(f"http://127.0.0.1:{watcher.port}/metrics").read().decode()
-        line = next(x for x in page.splitlines() if x.startswith("stragd_finding{"))
-        assert f'rank="{rank}"' in line
+        lines = [x for x in metrics(watcher).splitlines() if x.startswith("stragd_finding{")]
+        assert any(f'rank="{rank}"' in line and 'state="confirmed"' in line for line in lines)
         assert f"rank {rank}" in watcher.output(), "the log names the rank too"
 
 
 def test_a_healthy_job_names_nobody() -> None:
     with daemon() as watcher, job("ddp.py", 4, *FAST, "--steps", "900") as training:
-        wait_for_ranks(watcher, 4)
+        wait_for_ranks(watcher, training, 4)
         training.wait()
         time.sleep(1)
-        assert named(watcher) == []
+        assert watcher.named(training) == []
 
 
 def test_daemon_comes_late_dies_and_comes_back_and_the_job_is_unharmed(tmp_path: Path) -> None:
@@ -82,11 +76,11 @@ def test_daemon_comes_late_dies_and_comes_back_and_the_job_is_unharmed(tmp_path:
         wait_for("the job to step", training.record.exists)
         time.sleep(2)
         watcher.start()  # the job was there first
-        wait_for_ranks(watcher, 2)
+        wait_for_ranks(watcher, training, 2)
         watcher.stop(signal.SIGKILL)
         assert training.process.poll() is None, "the job outlives a killed daemon"
         watcher.start()  # the stale socket is replaced
-        wait_for_ranks(watcher, 2)
+        wait_for_ranks(watcher, training, 2)
         assert training.wait() == 0, training.log.read_text()
         begin = time.monotonic()
         assert watcher.stop() == 0
@@ -96,46 +90,52 @@ def test_daemon_comes_late_dies_and_comes_back_and_the_job_is_unharmed(tmp_path:
 def test_a_killed_job_leaves_nothing_behind() -> None:
     with daemon(SHORT_WINDOWS) as watcher:
         with job("ddp.py", 2, *FAST, "--steps", "100000") as training:
-            wait_for_ranks(watcher, 2)
+            wait_for_ranks(watcher, training, 2)
+            (key,) = {rank["job"] for rank in watcher.ranks(training)}
+            name = next(j["name"] for j in watcher.ask("jobs")["jobs"] if j["key"] == key)
+            assert f'job="{name}"' in metrics(watcher)
             training.kill()
-        wait_for("the ranks to go", lambda: not watcher.ask("top")["ranks"])
-        page = urllib.request.urlopen(f"http://127.0.0.1:{watcher.port}/metrics").read().decode()
-        assert "stragd_rank_own_seconds{" not in page, "series vanish with their ranks"
+            wait_for("the series to go", lambda: f'job="{name}"' not in metrics(watcher))
 
 
 def test_two_jobs_with_the_run_id_none_stay_apart() -> None:
     with (
         daemon(SHORT_WINDOWS) as watcher,
-        job("ddp.py", 2, *FAST, "--steps", "100000"),
-        job("ddp.py", 2, *FAST, "--steps", "100000"),
+        job("ddp.py", 2, *FAST, "--steps", "100000") as one,
+        job("ddp.py", 2, *FAST, "--steps", "100000") as other,
     ):
-        ranks = wait_for_ranks(watcher, 4, jobs=2)
-        assert len({r["job"] for r in ranks}) == 2
-        assert sorted(r["rank"] for r in ranks) == [0, 0, 1, 1]
+        for training in (one, other):
+            ranks = wait_for_ranks(watcher, training, 2)
+            assert sorted(rank["rank"] for rank in ranks) == [0, 1]
+        keys = [{rank["job"] for rank in watcher.ranks(training)} for training in (one, other)]
+        assert [len(key) for key in keys] == [1, 1]
+        assert keys[0] != keys[1]
 
 
 def test_eight_ranks_on_two_cores() -> None:
-    with daemon(SHORT_WINDOWS) as watcher:
-        with job("ddp.py", 8, "--step-ms", "150", "--steps", "100000"):
-            ranks = wait_for_ranks(watcher, 8)
-        assert sorted(r["rank"] for r in ranks) == list(range(8))
-        assert {r["world_size"] for r in watcher.ask("jobs")["jobs"]} <= {8}
+    arguments = ["--step-ms", "150", "--steps", "100000"]
+    with daemon(SHORT_WINDOWS) as watcher, job("ddp.py", 8, *arguments) as training:
+        ranks = wait_for_ranks(watcher, training, 8)
+        assert sorted(rank["rank"] for rank in ranks) == list(range(8))
+        assert len({rank["job"] for rank in ranks}) == 1
 
 
 def test_two_hundred_short_lived_processes_change_nothing() -> None:
-    with daemon(SHORT_WINDOWS) as watcher, job("ddp.py", 2, *FAST, "--steps", "100000"):
-        wait_for_ranks(watcher, 2)
+    arguments = [*FAST, "--steps", "100000"]
+    with daemon(SHORT_WINDOWS) as watcher, job("ddp.py", 2, *arguments) as training:
+        wait_for_ranks(watcher, training, 2)
         for _ in range(200):
             subprocess.run(["/bin/true"], check=True)
         assert watcher.process is not None
         assert watcher.process.poll() is None
-        steps = sum(r["steps"] for r in watcher.ask("top")["ranks"])
-        wait_for("more steps", lambda: sum(r["steps"] for r in watcher.ask("top")["ranks"]) > steps)
+        steps = sum(rank["steps"] for rank in watcher.ranks(training))
+        wait_for("more", lambda: sum(rank["steps"] for rank in watcher.ranks(training)) > steps)
 
 
 def test_the_kill_switch_detaches_and_attaches_again() -> None:
-    with daemon(SHORT_WINDOWS) as watcher, job("ddp.py", 2, *FAST, "--steps", "100000"):
-        wait_for_ranks(watcher, 2)
+    arguments = [*FAST, "--steps", "100000"]
+    with daemon(SHORT_WINDOWS) as watcher, job("ddp.py", 2, *arguments) as training:
+        wait_for_ranks(watcher, training, 2)
         assert watcher.ask("probes", "off")["probes"] == "off"
         assert watcher.ask("top")["health"]["probes_attached"] == 0
         time.sleep(0.5)  # what was in the rings arrives
@@ -151,7 +151,7 @@ def test_an_irregular_job_is_watched_by_time() -> None:
         daemon("[windows]\nseconds = 5\n") as watcher,
         job("irregular.py", 2, "--steps", "100000") as training,
     ):
-        ranks = wait_for_ranks(watcher, 2)
+        ranks = wait_for_ranks(watcher, training, 2)
         assert all("steps-not-inferred" in r["flags"] for r in ranks), ranks
         assert training.process.poll() is None
 

@@ -37,7 +37,10 @@ def window(number: int, own: list[float], job: int = 7) -> np.ndarray:
 
 def test_stub_agrees_with_the_module() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "mypy.stubtest", "stragd._rscore"], capture_output=True, text=True
+        [sys.executable, "-m", "mypy.stubtest", "stragd._rscore"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

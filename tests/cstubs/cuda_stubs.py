@@ -58,8 +58,8 @@ def main(torch: Path, out: Path) -> None:
         )
         flags = [f"-Wl,--version-script,{script}"] if versions else []
         subprocess.run(
-            ["clang", "-w", "-fno-builtin", "-shared", "-fPIC", f"-Wl,-soname,{library_name}"]
-            + [*flags, "-o", str(out / library_name), str(source)],
+            ["clang", "-w", "-fno-builtin", "-shared", "-fPIC", *flags]
+            + [f"-Wl,-soname,{library_name}", "-o", str(out / library_name), str(source)],
             check=True,
         )
 

@@ -9,6 +9,7 @@
 //! A process is known by its pid. Nothing here allocates once a job runs steadily, and every
 //! table has a bound, because a job can make its process emit whatever it likes.
 
+mod agreement;
 mod communicators;
 mod hash;
 mod inflight;
@@ -33,6 +34,8 @@ use crate::wire::{what, Event};
 const MAX_IDLE_JOBS: usize = 256;
 /// A process that nobody announced is forgotten after so long without an event, ns.
 const STRANGER_NS: u64 = 60_000_000_000;
+/// How often the ranks of a job are asked whether they agree on the step, ns.
+const AGREE_NS: u64 = 5_000_000_000;
 /// Steps that are kept per rank, in windows.
 const KEPT_WINDOWS: usize = 4;
 /// Windows that wait for `take_windows`.
@@ -101,6 +104,7 @@ pub struct Pipeline {
     jobs: HashMap<u64, Job>,
     waiting: Vec<Vec<RankWindow>>,
     lost_events: u64,
+    agreed_ns: u64,
     /// CLOCK_REALTIME minus CLOCK_MONOTONIC, ns.
     realtime_offset: i64,
     counters: Counters,
@@ -117,6 +121,7 @@ impl Pipeline {
             jobs: HashMap::new(),
             waiting: Vec::new(),
             lost_events: 0,
+            agreed_ns: 0,
             realtime_offset: 0,
             counters: Counters::default(),
         }
@@ -164,6 +169,10 @@ impl Pipeline {
         for process in &mut self.processes {
             process.settle(now_ns);
         }
+        if now_ns.saturating_sub(self.agreed_ns) >= AGREE_NS {
+            self.agreed_ns = now_ns;
+            self.agree();
+        }
         let jobs: Vec<u64> = self.jobs.keys().copied().collect();
         for job in jobs {
             self.close_windows(job, now_ns, false);
@@ -176,6 +185,16 @@ impl Pipeline {
         if self.processes.iter().any(stranger) {
             self.processes.retain(|p| !stranger(p));
             self.index();
+        }
+    }
+
+    /// Sends ranks back to searching whose step most of their job cut otherwise.
+    fn agree(&mut self) {
+        let voters = self.processes.iter().enumerate();
+        let (places, votes): (Vec<_>, Vec<_>) =
+            voters.filter_map(|(place, process)| Some((place, process.vote()?))).unzip();
+        for vote in agreement::outvoted(&votes) {
+            self.processes[places[vote]].look_again();
         }
     }
 

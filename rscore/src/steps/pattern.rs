@@ -20,6 +20,8 @@ pub(crate) struct Pattern {
     pub coarse: bool,
     /// Hash of the sequence, equal on every rank that issues it.
     pub signature: u64,
+    /// Hash of the shortest sequence that repeats, whatever multiple of it the step is.
+    pub base: u64,
     /// Where tokens do not show where a step begins: the least gap (ns) that does.
     pub step_gap: Option<u32>,
 }
@@ -65,10 +67,13 @@ impl Pattern {
             signature = mix(signature, contents[(start + place) % len]);
             signature = mix(signature, u64::from(label));
         }
+        let shortest = (0..repeats).map(|place| contents[(smallest + place) % len]);
+        let base = shortest.fold(mix(u64::from(coarse), 0), mix);
         let step_gap = hidden.then(|| between_longest_and_next(&profile));
         let borders = borders(&rotated);
         let done = (len - start) % len;
-        (Pattern { tokens: rotated, borders, coarse, signature: signature.max(1), step_gap }, done)
+        let signature = signature.max(1);
+        (Pattern { tokens: rotated, borders, coarse, signature, base, step_gap }, done)
     }
 
     /// Collectives per step.

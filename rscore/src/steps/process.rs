@@ -1,5 +1,6 @@
 //! One process: events in, steps out.
 
+use super::agreement::Vote;
 use super::communicators::Communicators;
 use super::hash::mix;
 use super::inflight::{Collective, InFlight};
@@ -67,7 +68,11 @@ pub(crate) struct Process {
     irregular: u64,
     completed: u64,
     host_calls: u64,
+    outvoted: u32,
 }
+
+/// How often a rank looks again because most others cut the same sequence otherwise.
+const MAX_OUTVOTED: u32 = 8;
 
 impl Process {
     pub fn new(pid: u32, start_time: u64, step_limit: usize) -> Process {
@@ -91,6 +96,7 @@ impl Process {
             irregular: 0,
             completed: 0,
             host_calls: 0,
+            outvoted: 0,
         }
     }
 
@@ -204,6 +210,21 @@ impl Process {
     /// A pattern is in force.
     pub fn has_pattern(&self) -> bool {
         self.tracker.pattern().is_some()
+    }
+
+    /// What this rank takes for the job's step; `None` without a job or a pattern.
+    pub fn vote(&self) -> Option<Vote> {
+        let job = self.assignment.filter(|_| !self.ended)?.job;
+        let pattern = self.tracker.pattern()?;
+        Some(Vote { job, base: pattern.base, signature: pattern.signature })
+    }
+
+    /// Most ranks cut the same sequence otherwise: searches anew, a bounded number of times.
+    pub fn look_again(&mut self) {
+        if self.outvoted < MAX_OUTVOTED {
+            self.outvoted += 1;
+            self.tracker.reset();
+        }
     }
 
     /// No period for so long that windows have to be slices of time.
