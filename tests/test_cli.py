@@ -38,7 +38,8 @@ class CannedDaemon:
                 {"kinds": ["nccl"], "path": "/opt/x\x1b[31m/libnccl.so.2", "build_id": "ab",
                  "version": "2.21.5", "state": "attached", "method": "uprobe_multi",
                  "probes": 38, "refused": ["ncclSend: single-stepped instruction"],
-                 "missing": ["ncclPutSignal", "_ZN4gloo7barrierE"], "error": "", "processes": [1, 2]},
+                 "missing": ["ncclPutSignal", "_ZN4gloo7barrierE"], "error": "",
+                 "processes": [1, 2]},
             ],
         }  # fmt: skip
         self.probes = "on"
@@ -133,7 +134,7 @@ def fails(done: subprocess.CompletedProcess[str], *words: str, code: int = 1) ->
         (["probes"], ["probes are on"]),
         (["doctor"], ["ok       uprobe_multi", "missing  NVML", "fix: install the NVIDIA driver",
                       "nccl 2.21.5: attached, 38 probes by uprobe_multi, 2 processes",
-                      "refused: ncclSend", "not in this version: ncclPutSignal, 1 C++ name of other versions",
+                      "refused: ncclSend", "not in this version: ncclPutSignal, 1 C++ name of",
                       "1 ok, 0 limited, 1 missing"]),
         (["config", "show"], ['prometheus.address = "127.0.0.1:9464"', "window.steps = 100"]),
         (["config", "show", "--origin"], ["# default; override: STRAGD_PROMETHEUS_ADDRESS",
