@@ -319,7 +319,8 @@ def _amd(host: Host) -> Check:
 
 def _library(library: Library) -> Check:
     kinds = "+".join(library["kinds"])
-    feature = " ".join(filter(None, (kinds, library["version"], f"({library['path']})")))
+    file = library["path"].rpartition("/")[2]  # the whole path is in the list of libraries
+    feature = " ".join(filter(None, (kinds, library["version"], f"({file})")))
     state = library["state"]
     if state == "not-probeable":
         return _check(

@@ -56,7 +56,9 @@ class FindingStore:
                 new["id"] = old["id"]
             self._open[key] = new
             if new["state"] == "cleared":
-                transitions.append(self._clear(key, "healthy again", old))
+                suspect = old is not None and old["state"] == "suspect"
+                reason = "could not be confirmed" if suspect else "healthy again"
+                transitions.append(self._clear(key, reason, old))
             elif old is None or old["state"] != new["state"]:
                 transitions.append(Transition(old["state"] if old else None, new, ""))
         for key in [k for k in self._open if k[0] == job and k not in mentioned]:

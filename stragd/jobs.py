@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 import socket
 from collections import deque
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from stragd._rscore import RankStatus
 
+Peers = dict[tuple[int, int], list[float]]
+"""(class id, signature) -> own times of a job's ranks, sorted."""
 ProcessKey = tuple[int, int]
 """(pid, start time in clock ticks): a pid alone is reused."""
 
@@ -116,6 +119,7 @@ class JobTable:
         self._max_processes = max_processes
         self._pending: dict[ProcessKey, _Pending] = {}
         self._ranks: dict[ProcessKey, tuple[int, int]] = {}  # process -> (job, rank)
+        self._names: set[str] = set()
         self._class_names: dict[int, str] = {}
         self._host = socket.gethostname()
 
@@ -135,14 +139,11 @@ class JobTable:
         place = self._ranks.pop(process, None)
         if place is None:
             return
-        job = self.jobs[place[0]]
-        job.ranks[place[1]].gone_since = now
-        if not job.live():
-            job.empty_since = now
+        self.jobs[place[0]].ranks[place[1]].gone_since = now
 
-    def due(self, now: float, limit: int = 64) -> list[ProcessKey]:
+    def due(self, now: float) -> list[ProcessKey]:
         """Processes to identify now: every second at first, every ten after half a minute."""
-        due = [key for key, pending in self._pending.items() if pending.next_try <= now][:limit]
+        due = [key for key, pending in self._pending.items() if pending.next_try <= now]
         for key in due:
             pending = self._pending[key]
             pending.tries += 1
@@ -187,6 +188,7 @@ class JobTable:
             name = self._unique_name(identity)
             job = Job(identity.job_key, name, clean(identity.launcher), identity.world_size)
             self.jobs[job.key] = job
+            self._names.add(name)
         job.world_size = max(job.world_size, identity.world_size)
         job.empty_since = None
         old = job.ranks.get(identity.rank)
@@ -210,10 +212,9 @@ class JobTable:
     def _unique_name(self, identity: Identity) -> str:
         """Two jobs of one name ("none") get apart; "other" is Prometheus' word for the rest."""
         name = clean(identity.job_name) or "unnamed"
-        taken = {job.name for job in self.jobs.values()}
-        if name in taken or name == "other":
-            return f"{name}-{job_key(identity.job_key)[:8]}"
-        return name
+        if name in self._names or name == "other":
+            name = f"{name}-{job_key(identity.job_key)[:8]}"
+        return name if name not in self._names else job_key(identity.job_key)
 
     def update_status(self, statuses: Iterable[RankStatus]) -> None:
         """Take the engine's running counts."""
@@ -280,10 +281,16 @@ class JobTable:
         A living job loses the ranks that went so long ago: their number is the job's to choose.
         """
         for job in self.jobs.values():
-            for number, rank in list(job.ranks.items()):
-                since = rank.gone_since
-                if since is not None and now - since >= seconds and job.live():
-                    del job.ranks[number]
+            gone = [rank.gone_since for rank in job.ranks.values() if rank.gone_since is not None]
+            if len(gone) == len(job.ranks):
+                if job.empty_since is None:
+                    job.empty_since = max(gone, default=now)
+            elif gone and now - min(gone) >= seconds:
+                job.ranks = {
+                    number: rank
+                    for number, rank in job.ranks.items()
+                    if rank.gone_since is None or now - rank.gone_since < seconds
+                }
         ended = [
             job
             for job in self.jobs.values()
@@ -291,6 +298,7 @@ class JobTable:
         ]
         for job in ended:
             del self.jobs[job.key]
+            self._names.discard(job.name)
         return ended
 
     def job_rows(self, findings: Iterable[Finding]) -> list[snapshot.Job]:
@@ -334,13 +342,14 @@ class JobTable:
         now_ns = monotonic_ns()
         rows = []
         for job in self.jobs.values():
+            peers = _peers(job)
             for number, rank in sorted(job.ranks.items()):
                 finding_or_none = about.get((job_key(job.key), number))
-                rows.append(self._rank_row(job, rank, finding_or_none, now_ns))
+                rows.append(self._rank_row(job, rank, peers, finding_or_none, now_ns))
         return rows
 
     def _rank_row(
-        self, job: Job, rank: Rank, finding: Finding | None, now_ns: int
+        self, job: Job, rank: Rank, peers: Peers, finding: Finding | None, now_ns: int
     ) -> snapshot.Rank:
         identity, status = rank.identity, rank.status
         state: snapshot.RankState = "watching" if rank.wall is not None else "learning"
@@ -365,7 +374,7 @@ class JobTable:
             "per": "window" if rank.flags & STEPS_NOT_INFERRED else "step",
             "lateness_ms": _rounded(rank.lateness),
             "lateness_history": list(rank.history),
-            "slowdown": self._slowdown(job, rank),
+            "slowdown": _slowdown(rank, peers),
             "source": SOURCES.get(rank.source, ""),
             "flags": [name for bit, name in FLAGS if rank.flags & bit],
             "steps": status["steps"] if status else 0,
@@ -374,22 +383,6 @@ class JobTable:
             "silent_s": silent,
             "state": state if rank.gone_since is None else "gone",
         }
-
-    def _slowdown(self, job: Job, rank: Rank) -> float | None:
-        """Own over the median of the peers on this node (same class and signature), minus one."""
-        if rank.own is None or rank.status is None:
-            return None
-        peers = [
-            other.own
-            for other in job.ranks.values()
-            if other is not rank
-            and other.own is not None
-            and other.status is not None
-            and other.identity.class_id == rank.identity.class_id
-            and other.status["signature"] == rank.status["signature"]
-        ]
-        median = _median(peers)
-        return round(rank.own / median - 1, 5) if median else None
 
 
 def clean(text: object, limit: int = MAX_NAME) -> str:
@@ -407,6 +400,37 @@ def split(rows: NDArray[np.void]) -> list[tuple[int, NDArray[np.void]]]:
 def _place(identity: Identity) -> tuple[int, int, int, int]:
     """What the engine is told about a process."""
     return identity.job_key, identity.rank, identity.world_size, identity.class_id
+
+
+def _peers(job: Job) -> Peers:
+    """Own times of every class and signature, in order."""
+    peers: Peers = {}
+    for rank in job.ranks.values():
+        if rank.own is not None and rank.status is not None:
+            peers.setdefault((rank.identity.class_id, rank.status["signature"]), []).append(
+                rank.own
+            )
+    for values in peers.values():
+        values.sort()
+    return peers
+
+
+def _slowdown(rank: Rank, peers: Peers) -> float | None:
+    """Own over the median of the others on this node (same class and signature), minus one."""
+    if rank.own is None or rank.status is None:
+        return None
+    values = peers[(rank.identity.class_id, rank.status["signature"])]
+    if len(values) < 2:
+        return None
+    place = bisect.bisect_left(values, rank.own)  # of itself, or of an equal
+
+    def other(index: int) -> float:
+        return values[index if index < place else index + 1]
+
+    middle = (len(values) - 1) // 2
+    odd = (len(values) - 1) % 2
+    median = other(middle) if odd else (other(middle - 1) + other(middle)) / 2
+    return round(rank.own / median - 1, 5) if median else None
 
 
 def _ms(nanoseconds: Any) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,7 +11,7 @@ from stragd.doctor import read_host
 from stragd.finding import job_key
 from stragd.findings import FindingStore, Transition
 from stragd.jobs import Identity, Job, JobTable, ProcessKey, clean, split
-from stragd.outputs.journal import WARNING, Journal
+from stragd.outputs.journal import NOTICE, WARNING, Journal
 from stragd.outputs.snapshot import Library
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 LOST_REPORT_SECONDS = 30.0
 LOOK_AGAIN_SECONDS = 10.0
+IDENTIFY_SECONDS = 0.25
+"""Longest a tick identifies processes: however many there are, a signal is answered soon."""
 MAX_PATH = 512
 MAX_LINES = 256
 
@@ -90,6 +93,8 @@ class Watch:
         self._identifier = identifier
         self._statuses: dict[ProcessKey, RankStatus] = {}
         self._looked_again = 0.0
+        self._waiting: dict[ProcessKey, None] = {}  # to identify, oldest request first
+        self._noted: set[str] = set()  # remarks in the journal
         self._reported: set[tuple[str, str, str]] = set()  # libraries in the journal
         self._lost, self._lost_time = 0, -LOST_REPORT_SECONDS
 
@@ -141,6 +146,7 @@ class Watch:
             self._statuses = {(s["pid"], s["start_time"]): s for s in statuses}
             self.table.update_status(statuses)
             self._identify(self.engine, now)
+            self._report_notes()
         for job in self.table.expired(now, ended_job_seconds):
             self._scorer.forget(job.key)
             self._tell(self.store.close_job(job.key, "job ended"))
@@ -170,17 +176,22 @@ class Watch:
                 self.table.gone(process, now)
                 self._identifier.forget(*process)
                 self._statuses.pop(process, None)
+                self._waiting.pop(process, None)
 
     def _identify(self, engine: Engine, now: float) -> None:
         """New processes, those whose identity moved, and now and then every one.
 
         Communicators and GPUs come late, and they can say more than the environment did.
         """
-        again = self._identifier.moved()
+        again = [*self._identifier.moved(), *self.table.due(now)]
         if now - self._looked_again >= LOOK_AGAIN_SECONDS:
             self._looked_again = now
-            again = self.table.processes()
-        for process in [*self.table.due(now), *again]:
+            again += self.table.processes()
+        self._waiting.update(dict.fromkeys(again))
+        deadline = time.monotonic() + IDENTIFY_SECONDS
+        while self._waiting and time.monotonic() < deadline:
+            process = next(iter(self._waiting))
+            del self._waiting[process]
             self._identify_one(engine, process)
 
     def _identify_one(self, engine: Engine, process: ProcessKey) -> None:
@@ -234,6 +245,14 @@ class Watch:
     def _tell(self, transitions: list[Transition]) -> None:
         for transition in transitions:
             self._journal.transition(transition)
+
+    def _report_notes(self) -> None:
+        """One entry for each new remark about the identities; `stragctl doctor` lists them all."""
+        notes = self._identifier.notes()
+        for note in notes:
+            if note not in self._noted:
+                self._journal.write("identity-note", note, NOTICE)
+        self._noted = set(notes)
 
     def report_libraries(self, libraries: list[Library]) -> None:
         """One entry for each library that cannot be watched, when it is first seen."""

@@ -6,9 +6,11 @@ import contextlib
 import json
 import os
 import pwd
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,8 @@ class CannedDaemon:
                 {"kinds": ["nccl"], "path": "/opt/x\x1b[31m/libnccl.so.2", "build_id": "ab",
                  "version": "2.21.5", "state": "attached", "method": "uprobe_multi",
                  "probes": 38, "refused": ["ncclSend: single-stepped instruction"],
-                 "missing": ["ncclPutSignal"], "error": "", "processes": [1, 2]},
+                 "missing": ["ncclPutSignal", "_ZN4gloo7barrierE"], "error": "",
+                 "processes": [1, 2]},
             ],
         }  # fmt: skip
         self.probes = "on"
@@ -131,7 +134,7 @@ def fails(done: subprocess.CompletedProcess[str], *words: str, code: int = 1) ->
         (["probes"], ["probes are on"]),
         (["doctor"], ["ok       uprobe_multi", "missing  NVML", "fix: install the NVIDIA driver",
                       "nccl 2.21.5: attached, 38 probes by uprobe_multi, 2 processes",
-                      "refused: ncclSend", "not in this version: ncclPutSignal",
+                      "refused: ncclSend", "not in this version: ncclPutSignal, 1 C++ name of",
                       "1 ok, 0 limited, 1 missing"]),
         (["config", "show"], ['prometheus.address = "127.0.0.1:9464"', "window.steps = 100"]),
         (["config", "show", "--origin"], ["# default; override: STRAGD_PROMETHEUS_ADDRESS",
@@ -240,6 +243,37 @@ def test_no_daemon(tmp_path: Path) -> None:
     missing.write_text("no socket")
     fails(stragctl("--socket", str(missing), "status"), "no stragd is listening")
     fails(stragctl("--socket", str(tmp_path / ("x" * 200)), "status"), "too long", "--socket")
+
+
+def test_a_full_queue_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "control.sock"
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(path))
+        listener.listen(0)
+        others = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                others.append(stack.enter_context(socket.socket(socket.AF_UNIX)))
+                others[-1].setblocking(False)
+                others[-1].connect(str(path))
+        client = ControlClient(str(path), timeout=0.2)
+        with pytest.raises(ControlError, match="no answer from stragd within"):
+            client.request("status")
+
+        def serve() -> None:
+            time.sleep(0.2)
+            for _ in others:
+                connection = stack.enter_context(listener.accept()[0])
+            while b"\n" not in connection.recv(4096):
+                pass
+            connection.sendall(pictures.result({"state": "running"}))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with ControlClient(str(path), LIMIT) as patient:
+            assert patient.request("status") == {"state": "running"}
+        thread.join(LIMIT)
 
 
 def test_permission_denied_names_the_group(control: Control) -> None:

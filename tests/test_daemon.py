@@ -392,6 +392,42 @@ def test_process_whose_identity_moves_changes_its_job(
     assert running.scorer.forgotten == [1]
 
 
+def test_remarks_about_identities_are_journalled_once(running: Running) -> None:
+    notes = ["two jobs look alike"]
+    running.identifier.notes = lambda: notes  # type: ignore[method-assign]
+    wait_for(lambda: "two jobs look alike" in running.lines())
+    notes.append("rank 3 is claimed twice")
+    wait_for(lambda: "rank 3 is claimed twice" in running.lines())
+    assert running.lines().count("two jobs look alike") == 1
+    checks = running.client.ask("doctor")["result"]["checks"]
+    assert any("two jobs look alike" in c["detail"] for c in checks)
+
+
+def test_a_rank_is_found_behind_many_processes_that_are_none(running: Running) -> None:
+    running.engine.see(*range(10000, 12000))
+    wait_for(lambda: running.client.ask("status")["result"]["unidentified"] == 2000)
+    running.engine.see(42)
+    wait_for(lambda: (42, 420) in running.engine.assigned)
+
+
+def test_slow_identification_of_many_does_not_hold_up_a_stop(running: Running) -> None:
+    identify, asked = running.identifier.identify, []
+
+    def slow(pid: int, start: int, facts: list[Any]) -> Any:
+        asked.append(pid)
+        time.sleep(0.2)
+        return identify(pid, start, facts)
+
+    running.identifier.identify = slow  # type: ignore[method-assign]
+    running.engine.see(*range(10, 400))
+    wait_for(lambda: len(set(asked)) > 12)  # goes on from where it was, tick after tick
+    before = len(asked)
+    running.daemon.stop()
+    running.thread.join(60)
+    assert running.code == [0]
+    assert len(asked) - before < 12, "of 390 that wait"
+
+
 def test_probes_switch_and_library_failures(running: Running) -> None:
     assert running.client.ask("probes", set="off")["result"] == {"probes": "off"}
     assert running.client.ask("status")["result"]["health"]["probes"] == "off"

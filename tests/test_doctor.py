@@ -117,10 +117,10 @@ def test_libraries() -> None:
     assert nccl["state"] == "limited"
     assert "ncclAllReduce: single-stepped" in nccl["detail"]
     assert "allow_single_step" in nccl["fix"]
-    assert find(checks, "(/a)")["state"] == "missing"
-    assert find(checks, "(/b)")["detail"] == "ENOSPC"
-    assert find(checks, "(/c)")["fix"] == "stragctl probes on"
-    assert find(checks, "(/d)")["state"] == "ok"
+    assert find(checks, "(a)")["state"] == "missing"
+    assert find(checks, "(b)")["detail"] == "ENOSPC"
+    assert find(checks, "(c)")["fix"] == "stragctl probes on"
+    assert find(checks, "(d)")["state"] == "ok"
     assert find(checks, "device times")["state"] == "limited"
 
 

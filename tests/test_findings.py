@@ -100,6 +100,14 @@ def test_life_of_a_finding_keeps_its_id() -> None:
     assert store.apply(1, [(8, finding(state="cleared"))]) == []
 
 
+def test_a_suspicion_is_not_said_to_have_healed() -> None:
+    for before, reason in (("suspect", "could not be confirmed"), ("confirmed", "healthy again")):
+        store = FindingStore()
+        store.apply(1, [(7, finding(state=before))])
+        (cleared,) = store.apply(1, [(7, finding(state="cleared"))])
+        assert cleared.reason == reason
+
+
 def test_finding_that_the_scorer_drops_is_cleared() -> None:
     store = FindingStore()
     store.apply(1, [(7, finding()), (8, finding())])

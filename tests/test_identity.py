@@ -399,7 +399,7 @@ def test_nothing_at_all(processes: Processes, identifier: Identifier) -> None:
     assert ask(identifier, pid) is None
     assert ask(identifier, pid, fact(0)) is None
     assert ask(identifier, pid, fact(1, 0)) is None
-    assert "no communicator" in identifier.notes()[0]
+    assert "neither its environment nor a communicator" in identifier.notes()[0]
 
 
 def test_spawned_ranks_without_ids_share_their_parent(

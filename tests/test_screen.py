@@ -131,6 +131,20 @@ def test_culprit_stands_on_top_with_its_reason() -> None:
     )
 
 
+def test_ranks_that_cannot_be_judged_are_not_said_to_keep_pace() -> None:
+    top = pictures.top(4, None)
+    reason = {"job": pictures.KEY, "job_name": "llama-7b", "window": 1, "reason": "learning"}
+    top["abstentions"] = [{**reason, "rank": 3}]
+    assert shown(top)[2] == "worst: nobody, 3 of 4 ranks keep pace (12 windows scored)"
+    top["abstentions"] = [{**reason, "rank": rank} for rank in range(4)]
+    assert "no rank can be judged" in shown(top)[2]
+    top = pictures.top(4, None)
+    for rank in top["ranks"]:
+        rank["own_ms"] = None
+    assert "no rank can be judged" in shown(top)[2]
+    assert "keep pace" not in "".join(shown(top))
+
+
 def test_nobody_blamed_is_sorted_by_rank_and_says_so() -> None:
     lines = shown(CASES["healthy"])
     assert lines[2] == "worst: nobody, all ranks keep pace (12 windows scored)"

@@ -157,6 +157,10 @@ fn eight_ranks_share_windows_signature_and_the_wait_is_with_the_fast() {
             if row.rank != 2 {
                 assert!((1.15..1.25).contains(&(slow.own / row.own)), "{slow:?} {row:?}");
                 assert!(row.wait > slow.wait + 0.15 * row.own, "{slow:?} {row:?}");
+                // What the slow rank spends in collectives is what they cost; the rest is wait.
+                let (cost, excess) = (slow.wait + slow.comm, slow.own - row.own);
+                assert!((row.comm / cost - 1.0).abs() < 0.1, "{slow:?} {row:?}");
+                assert!((row.wait / excess - 1.0).abs() < 0.15, "{slow:?} {row:?}");
             }
         }
     }

@@ -131,10 +131,18 @@ def doctor_lines(checks: Sequence[Check], libraries: Sequence[Library]) -> list[
             lines.append(f"    error: {clean(item['error'], 1000)}")
         lines += [f"    refused: {clean(text)}" for text in item["refused"]]
         if item["missing"]:
-            lines.append(f"    not in this version: {clean(', '.join(item['missing']), 2000)}")
+            lines.append(f"    not in this version: {clean(_names(item['missing']), 2000)}")
     counts = [(s, sum(c["state"] == s for c in checks)) for s in ("ok", "limited", "missing")]
     lines += ["", ", ".join(f"{n} {state}" for state, n in counts)]
     return lines
+
+
+def _names(symbols: Sequence[str]) -> str:
+    """Functions by name; the mangled ones of C++ say nothing to a person and are counted."""
+    plain = [symbol for symbol in symbols if not symbol.startswith("_Z")]
+    if mangled := len(symbols) - len(plain):
+        plain.append(f"{_count_of(mangled, 'C++ name')} of other versions (listed by --json)")
+    return ", ".join(plain)
 
 
 def config_lines(files: Sequence[str], values: Sequence[ConfigValue], origin: bool) -> list[str]:

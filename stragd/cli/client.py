@@ -104,9 +104,8 @@ class ControlClient:
         deadline = time.monotonic() + self.timeout
         if self._socket is None:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-            connection.settimeout(self.timeout)
             try:
-                connection.connect(self.path)
+                self._connect(connection, deadline)
             except BaseException:
                 connection.close()
                 raise
@@ -131,6 +130,18 @@ class ControlClient:
         raw = bytes(self._pending[:end])
         del self._pending[: end + 1]
         return raw
+
+    def _connect(self, connection: socket.socket, deadline: float) -> None:
+        """Connect; while others fill the daemon's queue, wait for a place in it."""
+        while True:
+            connection.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                connection.connect(self.path)
+                return
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise TimeoutError from None
+                time.sleep(0.005)
 
     def _result(self, raw: bytes) -> dict[str, Any]:
         try:

@@ -256,7 +256,13 @@ def _worst(top: Top, job: Job) -> Line:
         return [Span(f"worst: nobody yet, still learning ({job['steps']} steps, {windows})")]
     if job["state"] == "finding":
         return [Span(f"worst: no single rank, see why ({windows})", "warn")]
-    return [Span(f"worst: nobody, all ranks keep pace ({windows})", "good")]
+    ranks = [r for r in top["ranks"] if r["job"] == job["key"] and r["state"] != "gone"]
+    unjudged = {a["rank"] for a in top["abstentions"] if a["job"] == job["key"]}
+    judged = [r for r in ranks if number(r["own_ms"]) is not None and r["rank"] not in unjudged]
+    if not judged:
+        return [Span(f"worst: not known, no rank can be judged, see why ({windows})", "warn")]
+    who = "all" if len(judged) == len(ranks) else f"{len(judged)} of {len(ranks)}"
+    return [Span(f"worst: nobody, {who} ranks keep pace ({windows})", "good")]
 
 
 def _is(rank: Rank, job: Job, number_of_rank: int) -> bool:

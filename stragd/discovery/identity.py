@@ -106,7 +106,8 @@ class Identifier:
         if placement is None:
             if facts and not resolution.notes:
                 self._notes.add(
-                    f"{who.row.launcher}: rank unknown: no environment, no communicator"
+                    f"{who.row.launcher} launcher: a process takes part in collectives, and neither"
+                    " its environment nor a communicator tells its rank"
                 )
             return None
         device = self._hardware.find(pid)

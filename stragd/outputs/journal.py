@@ -38,6 +38,7 @@ MESSAGE_IDS: dict[str, str] = {
     "probes-on": "5b7d05dd65e543e6945baeb451a5f8cf",
     "reloaded": "6fe54c6e290f4fe88e2039158f6baa17",
     "config-refused": "1a23be0808e84e64b7362a298adbb1e7",
+    "identity-note": "138810c1f8a549b4b44bb9a48486dc0c",
     "degraded": "88d50e19d36f469d8421d84cf2f16bd6",
 }
 

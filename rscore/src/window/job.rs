@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::log::Measure;
+use super::transfer::{transfer, RankSteps};
 use super::{flag, source, RankWindow};
 use crate::steps::process::{Assignment, Process};
 use crate::steps::Config;
@@ -144,7 +145,7 @@ impl Job {
 
     fn rows(&self, processes: &[Process], start: u64, end: u64, lost: bool) -> Vec<RankWindow> {
         let mut rows = Vec::new();
-        let mut shortest: HashMap<u64, Vec<f64>> = HashMap::new();
+        let mut peers: HashMap<u64, Vec<RankSteps>> = HashMap::new();
         for process in processes {
             let Some(who) = self.member(process) else { continue };
             let mut row = RankWindow {
@@ -165,28 +166,29 @@ impl Job {
                 Some(measure) if process.ended && (measure.steps as usize) < MIN_PARTIAL_STEPS => {}
                 Some(measure) => {
                     fill_steps(&mut row, &measure, process);
-                    if let Some(means) = process.steps.mean_durations() {
-                        let least = shortest.entry(row.signature).or_insert_with(|| means.clone());
-                        for (least, mean) in least.iter_mut().zip(&means) {
-                            *least = least.min(*mean);
-                        }
+                    if let Some(durations) = process.steps.mean_durations() {
+                        let steps = process.steps.busy(start, end).collect();
+                        let steps = RankSteps { steps, wall: row.wall, durations };
+                        peers.entry(row.signature).or_default().push(steps);
                     }
                     rows.push(row);
                 }
                 None if process.is_unsteady(end) && process.slice.collectives > 0 => {
                     fill_slice(&mut row, process);
                     // Of a slice only the whole is known: the shortest of the ranks.
-                    let least = shortest.entry(row.signature).or_insert_with(|| vec![row.wait]);
-                    least[0] = least[0].min(row.wait);
+                    let (steps, durations) = (vec![(end, row.wait as u64)], vec![row.wait]);
+                    let steps = RankSteps { steps, wall: row.wall, durations };
+                    peers.entry(row.signature).or_default().push(steps);
                     rows.push(row);
                 }
                 None => {}
             }
         }
+        let transfers: HashMap<u64, f64> =
+            peers.iter().map(|(signature, ranks)| (*signature, transfer(ranks))).collect();
         for row in rows.iter_mut().filter(|row| row.flags & flag::OWN_UNKNOWN == 0) {
             let busy = row.wait;
-            let transfer = shortest.get(&row.signature).map_or(0.0, |least| least.iter().sum());
-            row.comm = f64::min(transfer, busy);
+            row.comm = transfers.get(&row.signature).copied().unwrap_or(0.0).min(busy);
             row.wait = busy - row.comm;
         }
         rows

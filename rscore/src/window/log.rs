@@ -127,6 +127,13 @@ impl StepLog {
         (self.summed > 0).then(|| self.durations.iter().map(|sum| sum / steps).collect())
     }
 
+    /// (end, busy) of the steps that ended after `start_ns` and until `end_ns`, ns.
+    pub fn busy(&self, start_ns: u64, end_ns: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let inside = move |r: &&StepRecord| r.end_ns > start_ns && r.end_ns <= end_ns;
+        let busy = |r: &StepRecord| (r.end_ns - r.start_ns).saturating_sub(r.own_ns);
+        self.records.iter().filter(inside).map(move |r| (r.end_ns, busy(r)))
+    }
+
     /// Means over the steps that ended after `start_ns` and until `end_ns`.
     pub fn measure(&self, start_ns: u64, end_ns: u64) -> Option<Measure> {
         let inside = || self.records.iter().filter(|r| r.end_ns > start_ns && r.end_ns <= end_ns);

@@ -3,6 +3,7 @@
 pub(crate) mod job;
 pub(crate) mod log;
 pub(crate) mod mean;
+pub(crate) mod transfer;
 
 /// Where a window's times come from (`RankWindow::source`).
 pub mod source {

@@ -1,0 +1,90 @@
+"""The table of jobs at the size that a hostile node can give it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stragd.jobs import JobTable
+
+Place = Callable[[int], tuple[int, int]]
+ONE_JOB: Place = lambda number: (1, number)  # noqa: E731
+MANY_JOBS: Place = lambda number: (number + 1, 0)  # noqa: E731
+
+
+def identity(job: int, rank: int) -> Any:
+    return SimpleNamespace(
+        job_key=job,
+        job_name="train",
+        launcher="torchrun",
+        rank=rank,
+        world_size=4096,
+        local_rank=-1,
+        restart_count=0,
+        host="node7",
+        class_name="cpu/Test",
+        class_id=5,
+        container="",
+        gpu_uuid="",
+    )
+
+
+def filled(processes: int, place: Place) -> JobTable:
+    table = JobTable()
+    for number in range(processes):
+        table.seen((number, number))
+        table.add((number, number), identity(*place(number)))
+    for job in table.jobs.values():
+        for rank in job.ranks.values():
+            status: Any = {"signature": 1, "last_event_ns": 1, "steps": 1, "collectives": 1}
+            rank.own, rank.status = 10.0 + rank.identity.rank, {**status, "in_flight": 0}
+    return table
+
+
+def life(processes: int, place: Place) -> None:
+    """Ranks come, are shown and go."""
+    table = filled(processes, place)
+    assert len(table.rank_rows([], lambda: 2)) == processes
+    for number in range(processes):
+        table.gone((number, number), 1.0)
+        if number == processes - 1:
+            table.expired(20.0, 30.0)
+    assert not table.expired(30.0, 30.0)
+    assert table.expired(31.0, 30.0)
+    assert not table.jobs
+
+
+@pytest.mark.parametrize("place", [ONE_JOB, MANY_JOBS])
+def test_time_grows_with_the_processes_and_not_with_their_square(place: Place) -> None:
+    def seconds(processes: int) -> float:
+        best = float("inf")
+        for _ in range(3):
+            begin = time.process_time()
+            life(processes, place)
+            best = min(best, time.process_time() - begin)
+        return best
+
+    assert seconds(4096) < 9 * seconds(1024), "four times as many; a square is sixteen"
+
+
+def test_slowdown_is_against_the_median_of_the_others() -> None:
+    table = filled(5, ONE_JOB)
+    for rank, own in zip(table.jobs[1].ranks.values(), [10.0, 30.0, 20.0, 20.0, 12.0], strict=True):
+        rank.own = own
+    shown = [row["slowdown"] for row in table.rank_rows([], lambda: 2)]
+    # The medians of the other four: 20, 16, 16, 16, 20.
+    assert shown == [-0.5, 0.875, 0.25, 0.25, -0.4]
+    alone = filled(1, ONE_JOB)
+    assert [row["slowdown"] for row in alone.rank_rows([], lambda: 2)] == [None]
+
+
+def test_a_job_name_is_free_again_after_its_job() -> None:
+    table = filled(2, MANY_JOBS)
+    assert [job.name for job in table.jobs.values()] == ["train", "train-00000000"]
+    table.gone((0, 0), 1.0)
+    assert [job.key for job in table.expired(40.0, 30.0)] == [1]
+    assert table.add((7, 7), identity(9, 0)).name == "train"
