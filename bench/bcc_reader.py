@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
@@ -23,7 +24,14 @@ int hit(void *ctx) {
 
 def main() -> None:
     program = BPF(text=TEXT)
-    program.attach_uprobe(name=sys.argv[1], sym="ncclAllReduce", fn_name="hit")
+    for left in reversed(range(5)):
+        try:
+            program.attach_uprobe(name=sys.argv[1], sym="ncclAllReduce", fn_name="hit")
+            break
+        except Exception:  # bcc's own word for every failure; it passes with time
+            if not left:
+                raise
+            time.sleep(0.5)
     events = 0
 
     def on_event(_context: Any, data: Any, _size: int) -> None:

@@ -1,10 +1,10 @@
 """How fast events are drained on one core, against the same through bcc's Python callback.
 
 Method: eight processes call a stub library's ncclAllReduce 100,000 times each (steps of 25 calls)
-while nobody reads; then the full ring is drained once and its CPU time taken, on one core. For
-stragd that includes joining, period inference and step measures; for bcc the callback only turns the record
-into a ctypes structure. Median of five rounds. bcc needs kernel headers to compile at run time:
-those of Debian's linux-headers-cloud-amd64 serve, since the program uses no kernel types.
+while nobody reads; then the full ring is drained once and the CPU time taken, on one core. For
+stragd that includes joining, period inference and step measures; for bcc the callback only turns
+the record into a ctypes structure. Median of five rounds. bcc needs kernel headers to compile at
+run time: those of Debian's linux-headers-cloud-amd64 serve, since the program uses no kernel types.
 """
 
 from __future__ import annotations
