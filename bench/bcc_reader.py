@@ -44,7 +44,9 @@ def main() -> None:
     sys.stdin.readline()
     begin = time.thread_time_ns()
     program.ring_buffer_consume()
-    print(events, time.thread_time_ns() - begin)
+    print(events, time.thread_time_ns() - begin, flush=True)
+    # bcc's own clean-up wants a mounted tracefs, and complains where there is none.
+    os._exit(0)
 
 
 if __name__ == "__main__":
