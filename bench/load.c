@@ -85,7 +85,8 @@ int main(int argc, char **argv)
 	void *library;
 
 	if (argc < 4) {
-		fprintf(stderr, "usage: load rate LIBRARY PER_SECOND SECONDS | load time LIBRARY N\n");
+		fprintf(stderr,
+			"usage: load rate LIBRARY PER_SECOND SECONDS | load time LIBRARY N\n");
 		return 2;
 	}
 	library = dlopen(argv[2], RTLD_NOW);
