@@ -46,8 +46,9 @@ def rss_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def load(program: Path, library: Path, per_second: float, seconds: float, rank: int, size: int,
-         name: str) -> subprocess.Popen[bytes]:
+def load(
+    program: Path, library: Path, per_second: float, seconds: float, rank: int, size: int, name: str
+) -> subprocess.Popen[bytes]:
     """Start one process of steady calls that says it is a rank of a job."""
     environment = dict(
         os.environ,
@@ -91,7 +92,8 @@ def per_call(watcher: Daemon, program: Path, library: Path) -> float:
         holder.kill()
         holder.wait()
     added = statistics.median(on) - statistics.median(off)
-    print(f"call without probe {statistics.median(off):.0f} ns, with {statistics.median(on):.0f} ns")
+    print(f"call without probe {statistics.median(off):.0f} ns,", end=" ")
+    print(f"with {statistics.median(on):.0f} ns")
     print(f"added per probe: {added:.0f} ns (median of 5 pairs of {CALLS:,} calls)")
     return added
 
@@ -117,7 +119,8 @@ def main() -> None:
         daemon_share(watcher, program, library)
         added = per_call(watcher, program, library)
         print("direct cost in a 10 ms step of 20 collectives:", end=" ")
-        print(f"NCCL (1 probe each) {20 * added / 1e7:.2%}, gloo (4 probes each) {80 * added / 1e7:.2%}")
+        print(f"NCCL (1 probe each) {20 * added / 1e7:.2%},", end=" ")
+        print(f"gloo (4 probes each) {80 * added / 1e7:.2%}")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
 Method: eight processes call a stub library's ncclAllReduce 100,000 times each (steps of 25 calls)
 while nobody reads; then the full ring is drained once and its CPU time taken, on one core. For
-stragd that includes joining, period inference and step measures; for bcc the callback only turns the record
-into a ctypes structure. Median of five rounds. bcc needs kernel headers to compile at run time:
-those of Debian's linux-headers-cloud-amd64 serve, since the program uses no kernel types.
+stragd that includes joining, period inference and step measures; for bcc the callback only turns
+the record into a ctypes structure. Median of five rounds. bcc needs kernel headers to compile at
+run time: those of Debian's linux-headers-cloud-amd64 serve, since the program uses no kernel
+types.
 """
 
 from __future__ import annotations
@@ -35,13 +36,18 @@ def fill(program: Path, library: Path) -> None:
         process.wait()
 
 
-def one_round(command: list[str | Path], program: Path, library: Path,
-              environment: dict[str, str] | None = None) -> list[int]:
+def one_round(
+    command: list[str | Path],
+    program: Path,
+    library: Path,
+    environment: dict[str, str] | None = None,
+) -> list[int]:
     """Start a reader, fill its ring, let it drain; the numbers it prints."""
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as reader:
-        assert reader.stdin is not None and reader.stdout is not None
+        assert reader.stdin is not None
+        assert reader.stdout is not None
         for line in reader.stdout:
             if line == "ready\n":
                 break
@@ -56,8 +62,8 @@ def one_round(command: list[str | Path], program: Path, library: Path,
 def kernel_headers(directory: Path) -> Path:
     """One tree of Debian's two-part kernel headers, which is what bcc wants."""
     subprocess.run(
-        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "python3-bpfcc"]
-        + ["linux-headers-cloud-amd64"],
+        "apt-get install -y -qq --no-install-recommends python3-bpfcc"
+        " linux-headers-cloud-amd64".split(),
         check=True,
         capture_output=True,
     )

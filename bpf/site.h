@@ -27,8 +27,7 @@ struct stragd_place {
 
 #define STRAGD_PLACE_DEPTH 3u
 #define STRAGD_PLACE_SIGNED 4u
-#define STRAGD_PLACE_PAIRED 8u /* the last read takes the next place's value too: the same width   \
-				*/
+#define STRAGD_PLACE_PAIRED 8u /* the last read takes the next place's value too, as wide */
 
 /* Fields of the record that a place can fill: the first four are its 64-bit fields. */
 enum stragd_field {
