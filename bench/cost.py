@@ -92,9 +92,8 @@ def per_call(watcher: Daemon, program: Path, library: Path) -> float:
         holder.kill()
         holder.wait()
     added = statistics.median(on) - statistics.median(off)
-    print(
-        f"call without probe {statistics.median(off):.0f} ns, with {statistics.median(on):.0f} ns"
-    )
+    print(f"call without probe {statistics.median(off):.0f} ns,", end=" ")
+    print(f"with {statistics.median(on):.0f} ns")
     print(f"added per probe: {added:.0f} ns (median of 5 pairs of {CALLS:,} calls)")
     return added
 

@@ -334,7 +334,7 @@ static __always_inline __u64 follow(const struct stragd_place *place, __u64 valu
 }
 
 /* The communicator's place, which is the first. */
-static __noinline __u64 communicator(void *ctx, const struct stragd_site *site)
+static __always_inline __u64 communicator(void *ctx, const struct stragd_site *site)
 {
 	__u16 unused = 0;
 	__u64 scratch;
@@ -381,8 +381,8 @@ static __noinline int decode(void *ctx, const struct stragd_site *site, struct s
 	return 0;
 }
 
-/* Is this hit ours to deliver? For a communicator in use that is known after one lookup;
- * its binding is announced first, so that who reads both rings sees it before the use. */
+/* A use of a communicator: is this hit ours to deliver? That is known after one lookup. A
+ * binding is announced first, so that who reads both rings sees it before the use. */
 static __noinline int admit(void *ctx, const struct stragd_site *site, __u64 cookie, __u64 both)
 {
 	struct key key = {.tgid = both >> 32};
@@ -392,8 +392,7 @@ static __noinline int admit(void *ctx, const struct stragd_site *site, __u64 coo
 
 	if (!site)
 		return 0;
-	if (site->flags & STRAGD_SITE_USES)
-		key.word = communicator(ctx, site);
+	key.word = communicator(ctx, site);
 	if (!key.word)
 		return owns(ctx, both >> 32, cookie >> 32);
 	READ_REGISTER(owner, ctx, REGISTER_IP);
@@ -442,7 +441,8 @@ int collective(void *ctx)
 		count(&counters.bad_site);
 		return 0;
 	}
-	if (!admit(ctx, site, cookie, both))
+	if (site->flags & STRAGD_SITE_USES ? !admit(ctx, site, cookie, both)
+					   : !owns(ctx, both >> 32, cookie >> 32))
 		return 0;
 
 	if (site->flags & STRAGD_SITE_LIFECYCLE)

@@ -12,8 +12,8 @@
 /* Where the value of a field is: the base, then `depth` reads, each at the address so far
  * plus the next offset. Computed in user space, prologue shift included; the program only
  * follows it. */
-#define STRAGD_BASE_SP 8    /* bases 0..7: integer argument registers in order */
-#define STRAGD_BASE_FIELD 9 /* 9..12: the record's 64-bit fields, as far as they are decoded */
+#define STRAGD_BASE_SP 8     /* bases 0..7: integer argument registers in order */
+#define STRAGD_BASE_FIELD 9  /* 9..12: the record's 64-bit fields, as far as they are decoded */
 #define STRAGD_BASE_SPARE 13 /* second value of the paired place before; no reads */
 #define STRAGD_DEPTH_MAX 3
 
@@ -27,7 +27,7 @@ struct stragd_place {
 
 #define STRAGD_PLACE_DEPTH 3u
 #define STRAGD_PLACE_SIGNED 4u
-#define STRAGD_PLACE_PAIRED 8u /* the last read takes the next place's value too: the same width */
+#define STRAGD_PLACE_PAIRED 8u /* the last read takes the next place's value too, as wide */
 
 /* Fields of the record that a place can fill: the first four are its 64-bit fields. */
 enum stragd_field {

@@ -19,7 +19,7 @@ pub struct RunTiming {
 impl RunTiming {
     /// What to switch to now, if anything; `busy` while events come.
     pub fn due(&self, busy: bool, now: Instant) -> Option<bool> {
-        let due = self.at.map_or(true, |at| now >= at);
+        let due = self.at.is_none_or(|at| now >= at);
         (due && (self.on || busy)).then_some(!self.on)
     }
 
