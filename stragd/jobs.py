@@ -119,7 +119,7 @@ class JobTable:
         self._max_processes = max_processes
         self._pending: dict[ProcessKey, _Pending] = {}
         self._ranks: dict[ProcessKey, tuple[int, int]] = {}  # process -> (job, rank)
-        self._names: set[str] = set()
+        self._names: dict[str, int] = {"other": 0}  # -> job, 0 for nobody
         self._class_names: dict[int, str] = {}
         self._host = socket.gethostname()
 
@@ -188,7 +188,7 @@ class JobTable:
             name = self._unique_name(identity)
             job = Job(identity.job_key, name, clean(identity.launcher), identity.world_size)
             self.jobs[job.key] = job
-            self._names.add(name)
+            self._names[name] = job.key
         job.world_size = max(job.world_size, identity.world_size)
         job.empty_since = None
         old = job.ranks.get(identity.rank)
@@ -210,11 +210,25 @@ class JobTable:
             job.empty_since = 0.0  # drop it at the next look
 
     def _unique_name(self, identity: Identity) -> str:
-        """Two jobs of one name ("none") get apart; "other" is Prometheus' word for the rest."""
+        """Two jobs of one name ("none") get apart; "other" is Prometheus' word for the rest.
+
+        A job that has ended hands its name on: after a restart people ask for the living one.
+        """
         name = clean(identity.job_name) or "unnamed"
-        if name in self._names or name == "other":
-            name = f"{name}-{job_key(identity.job_key)[:8]}"
-        return name if name not in self._names else job_key(identity.job_key)
+        holder = self.jobs.get(self._names.get(name, 0))
+        if holder is not None and not holder.live():
+            self._rename(holder, self._apart(name, holder.key))
+        return self._apart(name, identity.job_key) if name in self._names else name
+
+    def _apart(self, name: str, key: int) -> str:
+        """The name with the beginning of the key, or all of the key."""
+        longer = f"{name}-{job_key(key)[:8]}"
+        return longer if longer not in self._names else job_key(key)
+
+    def _rename(self, job: Job, name: str) -> None:
+        del self._names[job.name]
+        job.name = name
+        self._names[name] = job.key
 
     def update_status(self, statuses: Iterable[RankStatus]) -> None:
         """Take the engine's running counts."""
@@ -298,7 +312,7 @@ class JobTable:
         ]
         for job in ended:
             del self.jobs[job.key]
-            self._names.discard(job.name)
+            del self._names[job.name]
         return ended
 
     def job_rows(self, findings: Iterable[Finding]) -> list[snapshot.Job]:
