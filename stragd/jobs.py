@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import math
 import socket
 from collections import deque
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from stragd.finding import Finding, FindingJob, Subject, build, job_key
 from stragd.outputs import snapshot
+from stragd.peers import Peers, median
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from stragd._rscore import RankStatus
 
-Peers = dict[tuple[int, int], list[float]]
-"""(class id, signature) -> own times of a job's ranks, sorted."""
 ProcessKey = tuple[int, int]
 """(pid, start time in clock ticks): a pid alone is reused."""
 
@@ -259,7 +257,7 @@ class JobTable:
             if own_busy is not None and latest is not None:
                 rank.lateness = latest - own_busy
                 rank.history.append(round(rank.lateness, 3))
-        job.step_ms = _median(walls)
+        job.step_ms = median(walls)
 
     def take_abstentions(self, job: Job, raw: Iterable[Mapping[str, Any]]) -> None:
         """Remember about which ranks the scorer says nothing."""
@@ -388,7 +386,7 @@ class JobTable:
             "per": "window" if rank.flags & STEPS_NOT_INFERRED else "step",
             "lateness_ms": _rounded(rank.lateness),
             "lateness_history": list(rank.history),
-            "slowdown": _slowdown(rank, peers),
+            "slowdown": peers.slowdown(_kind(rank), rank.own),
             "source": SOURCES.get(rank.source, ""),
             "flags": [name for bit, name in FLAGS if rank.flags & bit],
             "steps": status["steps"] if status else 0,
@@ -416,37 +414,6 @@ def _place(identity: Identity) -> tuple[int, int, int, int]:
     return identity.job_key, identity.rank, identity.world_size, identity.class_id
 
 
-def _peers(job: Job) -> Peers:
-    """Own times of every class and signature, in order."""
-    peers: Peers = {}
-    for rank in job.ranks.values():
-        if rank.own is not None and rank.status is not None:
-            peers.setdefault((rank.identity.class_id, rank.status["signature"]), []).append(
-                rank.own
-            )
-    for values in peers.values():
-        values.sort()
-    return peers
-
-
-def _slowdown(rank: Rank, peers: Peers) -> float | None:
-    """Own over the median of the others on this node (same class and signature), minus one."""
-    if rank.own is None or rank.status is None:
-        return None
-    values = peers[(rank.identity.class_id, rank.status["signature"])]
-    if len(values) < 2:
-        return None
-    place = bisect.bisect_left(values, rank.own)  # of itself, or of an equal
-
-    def other(index: int) -> float:
-        return values[index if index < place else index + 1]
-
-    middle = (len(values) - 1) // 2
-    odd = (len(values) - 1) % 2
-    median = other(middle) if odd else (other(middle - 1) + other(middle)) / 2
-    return round(rank.own / median - 1, 5) if median else None
-
-
 def _ms(nanoseconds: Any) -> float | None:
     value = float(nanoseconds)
     return value / 1e6 if math.isfinite(value) else None
@@ -456,11 +423,10 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-def _median(values: list[float]) -> float | None:
-    if not values:
-        return None
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    if len(ordered) % 2:
-        return ordered[middle]
-    return (ordered[middle - 1] + ordered[middle]) / 2
+def _kind(rank: Rank) -> tuple[int, int] | None:
+    """Ranks of one class and signature are peers; None before the first collective."""
+    return (rank.identity.class_id, rank.status["signature"]) if rank.status else None
+
+
+def _peers(job: Job) -> Peers:
+    return Peers((_kind(rank), rank.own) for rank in job.ranks.values())
