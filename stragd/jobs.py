@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import math
 import socket
 from collections import deque
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from stragd.finding import Finding, FindingJob, Subject, build, job_key
 from stragd.outputs import snapshot
+from stragd.peers import Peers, median
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from stragd._rscore import RankStatus
 
-Peers = dict[tuple[int, int], list[float]]
-"""(class id, signature) -> own times of a job's ranks, sorted."""
 ProcessKey = tuple[int, int]
 """(pid, start time in clock ticks): a pid alone is reused."""
 
@@ -119,7 +117,7 @@ class JobTable:
         self._max_processes = max_processes
         self._pending: dict[ProcessKey, _Pending] = {}
         self._ranks: dict[ProcessKey, tuple[int, int]] = {}  # process -> (job, rank)
-        self._names: set[str] = set()
+        self._names: dict[str, int] = {"other": 0}  # -> job, 0 for nobody
         self._class_names: dict[int, str] = {}
         self._host = socket.gethostname()
 
@@ -188,7 +186,7 @@ class JobTable:
             name = self._unique_name(identity)
             job = Job(identity.job_key, name, clean(identity.launcher), identity.world_size)
             self.jobs[job.key] = job
-            self._names.add(name)
+            self._names[name] = job.key
         job.world_size = max(job.world_size, identity.world_size)
         job.empty_since = None
         old = job.ranks.get(identity.rank)
@@ -210,11 +208,25 @@ class JobTable:
             job.empty_since = 0.0  # drop it at the next look
 
     def _unique_name(self, identity: Identity) -> str:
-        """Two jobs of one name ("none") get apart; "other" is Prometheus' word for the rest."""
+        """Two jobs of one name ("none") get apart; "other" is Prometheus' word for the rest.
+
+        A job that has ended hands its name on: after a restart people ask for the living one.
+        """
         name = clean(identity.job_name) or "unnamed"
-        if name in self._names or name == "other":
-            name = f"{name}-{job_key(identity.job_key)[:8]}"
-        return name if name not in self._names else job_key(identity.job_key)
+        holder = self.jobs.get(self._names.get(name, 0))
+        if holder is not None and not holder.live():
+            self._rename(holder, self._apart(name, holder.key))
+        return self._apart(name, identity.job_key) if name in self._names else name
+
+    def _apart(self, name: str, key: int) -> str:
+        """The name with the beginning of the key, or all of the key."""
+        longer = f"{name}-{job_key(key)[:8]}"
+        return longer if longer not in self._names else job_key(key)
+
+    def _rename(self, job: Job, name: str) -> None:
+        del self._names[job.name]
+        job.name = name
+        self._names[name] = job.key
 
     def update_status(self, statuses: Iterable[RankStatus]) -> None:
         """Take the engine's running counts."""
@@ -245,7 +257,7 @@ class JobTable:
             if own_busy is not None and latest is not None:
                 rank.lateness = latest - own_busy
                 rank.history.append(round(rank.lateness, 3))
-        job.step_ms = _median(walls)
+        job.step_ms = median(walls)
 
     def take_abstentions(self, job: Job, raw: Iterable[Mapping[str, Any]]) -> None:
         """Remember about which ranks the scorer says nothing."""
@@ -298,7 +310,7 @@ class JobTable:
         ]
         for job in ended:
             del self.jobs[job.key]
-            self._names.discard(job.name)
+            del self._names[job.name]
         return ended
 
     def job_rows(self, findings: Iterable[Finding]) -> list[snapshot.Job]:
@@ -374,7 +386,7 @@ class JobTable:
             "per": "window" if rank.flags & STEPS_NOT_INFERRED else "step",
             "lateness_ms": _rounded(rank.lateness),
             "lateness_history": list(rank.history),
-            "slowdown": _slowdown(rank, peers),
+            "slowdown": peers.slowdown(_kind(rank), rank.own),
             "source": SOURCES.get(rank.source, ""),
             "flags": [name for bit, name in FLAGS if rank.flags & bit],
             "steps": status["steps"] if status else 0,
@@ -402,37 +414,6 @@ def _place(identity: Identity) -> tuple[int, int, int, int]:
     return identity.job_key, identity.rank, identity.world_size, identity.class_id
 
 
-def _peers(job: Job) -> Peers:
-    """Own times of every class and signature, in order."""
-    peers: Peers = {}
-    for rank in job.ranks.values():
-        if rank.own is not None and rank.status is not None:
-            peers.setdefault((rank.identity.class_id, rank.status["signature"]), []).append(
-                rank.own
-            )
-    for values in peers.values():
-        values.sort()
-    return peers
-
-
-def _slowdown(rank: Rank, peers: Peers) -> float | None:
-    """Own over the median of the others on this node (same class and signature), minus one."""
-    if rank.own is None or rank.status is None:
-        return None
-    values = peers[(rank.identity.class_id, rank.status["signature"])]
-    if len(values) < 2:
-        return None
-    place = bisect.bisect_left(values, rank.own)  # of itself, or of an equal
-
-    def other(index: int) -> float:
-        return values[index if index < place else index + 1]
-
-    middle = (len(values) - 1) // 2
-    odd = (len(values) - 1) % 2
-    median = other(middle) if odd else (other(middle - 1) + other(middle)) / 2
-    return round(rank.own / median - 1, 5) if median else None
-
-
 def _ms(nanoseconds: Any) -> float | None:
     value = float(nanoseconds)
     return value / 1e6 if math.isfinite(value) else None
@@ -442,11 +423,10 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-def _median(values: list[float]) -> float | None:
-    if not values:
-        return None
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    if len(ordered) % 2:
-        return ordered[middle]
-    return (ordered[middle - 1] + ordered[middle]) / 2
+def _kind(rank: Rank) -> tuple[int, int] | None:
+    """Ranks of one class and signature are peers; None before the first collective."""
+    return (rank.identity.class_id, rank.status["signature"]) if rank.status else None
+
+
+def _peers(job: Job) -> Peers:
+    return Peers((_kind(rank), rank.own) for rank in job.ranks.values())

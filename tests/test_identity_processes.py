@@ -211,11 +211,13 @@ def test_notes_are_bounded(processes: Processes, identifier: Identifier) -> None
 
 @pytest.fixture
 def hanging_file(tmp_path: Path) -> Iterator[tuple[str, Callable[[], None]]]:
-    """A file in a FUSE mount whose server never answers, as a job can put under its memory."""
+    """A FUSE file whose server never answers, as a job can put under its memory."""
     libc = ctypes.CDLL(None, use_errno=True)
     server = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-    options = f"fd={server},rootmode=40000,user_id=0,group_id=0".encode()
-    target = bytes(tmp_path)
+    options = f"fd={server},rootmode=100444,user_id=0,group_id=0".encode()
+    file = tmp_path / "environ"
+    file.touch()
+    target = bytes(file)
     done = libc.mount(b"silent", target, b"fuse", 0, options)
     assert done == 0, os.strerror(ctypes.get_errno())
     files = [server]
@@ -232,12 +234,21 @@ def hanging_file(tmp_path: Path) -> Iterator[tuple[str, Callable[[], None]]]:
 def test_memory_that_never_answers(hanging_file: tuple[str, Callable[[], None]]) -> None:
     path, end = hanging_file
     reader = process.MemoryReader(seconds=0.2)
-    for hung in range(1, process.MAX_ABANDONED + 1):
+    status = Path(path).with_name("status")
+    status.write_text("Name:\ttrain\nUid:\t4711\t0\t0\t0\n")
+    for hung in range(1, process.MAX_ABANDONED_OF_USER + 1):
         assert reader.read(path, 100) is None
-        assert reader.abandoned == hung
-        if hung < process.MAX_ABANDONED:  # the others are served as before
-            assert reader.read("/proc/self/environ", 1 << 20)
-    assert reader.read("/proc/self/environ", 100) is None  # enough threads hang
+        assert reader.abandoned == reader.late == hung
+        assert reader.read("/proc/self/environ", 1 << 20)  # the others are served as before
+    for _ in range(1000):
+        assert reader.read(path, 100) is None  # enough threads of this user hang
+    assert reader.abandoned == process.MAX_ABANDONED_OF_USER
+    assert reader.read("/proc/self/environ", 1 << 20), "another user is not affected"
+    for user in range(5000, 5000 + process.MAX_ABANDONED):
+        status.write_text(f"Uid:\t{user}\t0\t0\t0\n")
+        reader.read(path, 100)
+    assert reader.abandoned == process.MAX_ABANDONED
+    assert reader.read("/proc/self/environ", 100) is None  # so many threads are enough
     end()
     wait_for("the threads to come back", lambda: reader.abandoned == 0)
     assert reader.read("/proc/self/cmdline", 1 << 20)

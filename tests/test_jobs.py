@@ -88,3 +88,14 @@ def test_a_job_name_is_free_again_after_its_job() -> None:
     table.gone((0, 0), 1.0)
     assert [job.key for job in table.expired(40.0, 30.0)] == [1]
     assert table.add((7, 7), identity(9, 0)).name == "train"
+
+
+def test_a_restarted_job_has_the_name_of_the_one_that_ended() -> None:
+    table = filled(1, ONE_JOB)
+    table.gone((0, 0), 1.0)
+    assert table.add((7, 7), identity(9, 0)).name == "train"
+    assert [job.name for job in table.jobs.values()] == ["train-00000000", "train"]
+    # The shorter form is taken, and a living job keeps its name.
+    assert table.add((8, 8), identity(10, 0)).name == "000000000000000a"
+    assert [job.key for job in table.expired(40.0, 30.0)] == [1]
+    assert table.add((9, 9), identity(11, 0)).name == "train-00000000"

@@ -145,6 +145,19 @@ def test_ranks_that_cannot_be_judged_are_not_said_to_keep_pace() -> None:
     assert "keep pace" not in "".join(shown(top))
 
 
+def test_a_job_that_stands_still_says_so() -> None:
+    top = pictures.top(4, None)
+    assert "no collective" not in "".join(shown(top))
+    for rank in top["ranks"]:
+        rank["silent_s"] = 14.6
+    assert any(line.startswith("no collective for 14 s:") for line in shown(top))
+    top["ranks"][3]["silent_s"] = 0.1
+    assert "no collective" not in "".join(shown(top)), "one of them still moves"
+    for rank in top["ranks"]:
+        rank.update(silent_s=14.6, wall_ms=12_000.0)
+    assert "no collective" not in "".join(shown(top)), "its steps are that long"
+
+
 def test_nobody_blamed_is_sorted_by_rank_and_says_so() -> None:
     lines = shown(CASES["healthy"])
     assert lines[2] == "worst: nobody, all ranks keep pace (12 windows scored)"

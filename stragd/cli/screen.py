@@ -14,6 +14,7 @@ from stragd.outputs.snapshot import Health, Job, Rank, Top
 
 LEAST_WIDTH = 40
 LEAST_HEIGHT = 8
+SILENT_SECONDS = 10.0
 
 HELP = (
     "q        quit",
@@ -265,6 +266,17 @@ def _worst(top: Top, job: Job) -> Line:
     return [Span(f"worst: nobody, {who} ranks keep pace ({windows})", "good")]
 
 
+def _silence(ranks: Sequence[Rank]) -> float | None:
+    """Seconds without any collective of a job, when it is longer than any usual step."""
+    alive = [rank for rank in ranks if rank["state"] != "gone"]
+    silent = [number(rank["silent_s"]) for rank in alive]
+    known = [seconds for seconds in silent if seconds is not None]
+    walls = [number(rank["wall_ms"]) or 0.0 for rank in alive]
+    if not known or min(known) < max(SILENT_SECONDS, 5 * max(walls) / 1e3):
+        return None
+    return min(known)
+
+
 def _is(rank: Rank, job: Job, number_of_rank: int) -> bool:
     return rank["job"] == job["key"] and rank["rank"] == number_of_rank
 
@@ -280,6 +292,9 @@ def _why(
         lines += _about(selected, width)
         if findings and selected["rank"] not in culprits(findings):
             lines += [[Span(f"rank {selected['rank']} is not blamed; of this job:", "dim")]]
+    silence = _silence(ranks)
+    if silence is not None:
+        lines += [[Span(f"no collective for {age(silence)}: the numbers are older", "warn")]]
     for finding in findings:
         lines += finding_lines(finding, width, top["time"], compact=True)
     if not findings:

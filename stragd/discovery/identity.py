@@ -167,11 +167,16 @@ class Identifier:
                     " identified; raise max_processes"
                 )
                 return None
+        late = self._reader.late
         environment = read_environ(self._reader, self._proc, pid, self._wanted)
+        if self._reader.late != late:
+            user = process.owner(self._proc, pid)
+            self._notes.add(
+                f"a process of user {'unknown' if user is None else user} does not let its"
+                " environment be read in time and is not watched until it does"
+            )
+            return None
         if environment is None:
-            late = self._reader.abandoned
-            if late:
-                self._notes.add(f"{late} processes do not let their environment be read in time")
             environment = {}
         row = launchers.match(environment)
         who = _Process(

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-MAX_ABANDONED = 8
-MEMORY_SECONDS = 2.0
+MAX_ABANDONED = 64
+MAX_ABANDONED_OF_USER = 8
+MEMORY_SECONDS = 0.5
 MAX_ANCESTORS = 16
 
 
@@ -60,8 +61,8 @@ def read_bounded(path: str | Path, limit: int) -> bytes | None:
 
 
 class _Request:
-    def __init__(self, path: str, limit: int) -> None:
-        self.path, self.limit = path, limit
+    def __init__(self, path: str, limit: int, owner: int) -> None:
+        self.path, self.limit, self.owner = path, limit, owner
         self.done = threading.Event()
         self.late = False
         self.answer: bytes | None = None
@@ -74,24 +75,37 @@ class MemoryReader:
         self._seconds = seconds
         self._requests: queue.SimpleQueue[_Request] | None = None
         self._lock = threading.Lock()
+        self._by_owner: dict[int, int] = {}  # user -> threads that hang in a process of theirs
         self.abandoned = 0  # threads that hang
+        self.late = 0
+        """Reads that did not answer in time, or were not tried because others of that user hang."""
 
     def read(self, path: str, limit: int) -> bytes | None:
-        """Up to ``limit`` bytes; None where unreadable, late, or too many reads hang already."""
-        if self._requests is None:
-            if self.abandoned >= MAX_ABANDONED:
+        """Up to ``limit`` bytes; None where unreadable, or late (then `late` has grown).
+
+        Users are counted apart, so that one whose processes hang takes nothing from the others.
+        """
+        owner = _real_user(os.path.dirname(path))
+        with self._lock:
+            if (
+                self.abandoned >= MAX_ABANDONED
+                or self._by_owner.get(owner, 0) >= MAX_ABANDONED_OF_USER
+            ):
+                self.late += 1
                 return None
+        if self._requests is None:
             self._requests = queue.SimpleQueue()
             threading.Thread(
                 target=self._work, args=(self._requests,), name="stragd-proc", daemon=True
             ).start()
-        request = _Request(path, limit)
+        request = _Request(path, limit, owner)
         self._requests.put(request)
         request.done.wait(self._seconds)
         with self._lock:
             if not request.done.is_set():
                 request.late = True
-                self.abandoned += 1
+                self.late += 1
+                self._count(owner, 1)
                 self._requests = None  # it may never come back; the next read gets a new thread
                 return None
         return request.answer
@@ -103,8 +117,14 @@ class MemoryReader:
             with self._lock:
                 request.done.set()
                 if request.late:  # back after all, when nobody waits any more
-                    self.abandoned -= 1
+                    self._count(request.owner, -1)
                     return
+
+    def _count(self, owner: int, change: int) -> None:
+        self.abandoned += change
+        self._by_owner[owner] = self._by_owner.get(owner, 0) + change
+        if not self._by_owner[owner]:
+            del self._by_owner[owner]
 
 
 def read_stat(proc: str, pid: int) -> Stat | None:
@@ -156,12 +176,23 @@ def owner(proc: str, pid: int) -> int | None:
             return None
     except OSError:
         return None
-    raw = read_bounded(f"{proc}/{pid}/status", 4096) or b""
+    users = _users(f"{proc}/{pid}")
+    return users[1] if len(users) > 1 else None
+
+
+def _real_user(folder: str) -> int:
+    """Real uid of a process, which it cannot choose; -1 when unknown."""
+    users = _users(folder)
+    return users[0] if users else -1
+
+
+def _users(folder: str) -> list[int]:
+    """Real, effective, saved and file system uid of a process; empty when unknown."""
+    raw = read_bounded(f"{folder}/status", 4096) or b""
     for line in raw.splitlines():
         if line.startswith(b"Uid:"):
-            words = line.split()
-            return int(words[2]) if len(words) > 2 and words[2].isdigit() else None
-    return None
+            return [int(word) for word in line.split()[1:] if word.isdigit()]
+    return []
 
 
 def network_namespace(proc: str, pid: int) -> str:

@@ -62,6 +62,8 @@ pub(super) struct Series {
     squares: f64,
     products: f64,
     previous: f64,
+    /// Deviation of the last value, if it was far down: noise, or the begin of a shift.
+    far: Option<f64>,
     sum: f64,
     run: Vec<Point>,
 }
@@ -160,11 +162,20 @@ impl Series {
         self.baseline += rate * step;
         // Deviation from a mean of n - 1 values is wider than the noise by n / (n - 1).
         let unbiased = step * ((n - 1.0) / n).sqrt();
-        let keep = 1.0 - 1.0 / f64::from(test.history);
-        self.products = self.products * keep + unbiased * self.previous;
-        self.squares = self.squares * keep + unbiased * unbiased;
-        self.weight = self.weight * keep + 1.0;
-        self.previous = unbiased;
+        // A shift down that lasts is no noise: half of a group gets faster than its peers when
+        // the other half slows down, and that must not hide them. One value alone is noise.
+        let waiting = self.far.take();
+        if n > 4.0 && error < -3.0 * deviation {
+            self.far = Some(unbiased);
+            return;
+        }
+        for deviate in waiting.into_iter().chain([unbiased]) {
+            let keep = 1.0 - 1.0 / f64::from(test.history);
+            self.products = self.products * keep + deviate * self.previous;
+            self.squares = self.squares * keep + deviate * deviate;
+            self.weight = self.weight * keep + 1.0;
+            self.previous = deviate;
+        }
     }
 
     /// The slow run, if there is one: where it began (the point that splits best for the shift
