@@ -161,3 +161,17 @@ def test_memory_stays_flat_while_jobs_come_and_go() -> None:
     assert rate > 2000, "the load arrived"
     assert soak.spread(samples, 10) < 6, f"RSS in MB, second by second: {samples}"
     assert max(samples) < 110
+
+
+def test_messages_that_cannot_be_timed_make_it_abstain() -> None:
+    arguments = ["--step-ms", "30", "--steps", "100000", "--slow-rank", "1", "--slow-after", "100"]
+    with daemon(SHORT_WINDOWS) as watcher, job("pipeline.py", 4, *arguments) as training:
+
+        def reasons() -> set[str]:
+            jobs = {rank["job"] for rank in watcher.ranks(training)}
+            answer = watcher.ask("findings")["abstentions"]
+            return {a["reason"] for a in answer if a["job"] in jobs} - {"learning"}
+
+        found = wait_for("an abstention", reasons, 180)
+        assert any("host probes only" in reason for reason in found), found
+        assert watcher.named(training) == []
