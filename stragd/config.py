@@ -66,7 +66,7 @@ class Probes:
     )
     measure_run_time: bool = _key(
         True,
-        "Let the kernel time the BPF programs (all of the machine, about 40 ns a run); needs "
+        "Let the kernel time BPF programs, one second in thirty (all of the machine's); needs "
         "CAP_SYS_ADMIN and is left out without it.",
     )
     ring_bytes: int = _key(

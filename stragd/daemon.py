@@ -91,7 +91,7 @@ class Daemon:
             self._tick(time.monotonic())
             self._ready = True
             notify("READY=1", f"STATUS={self._status_line()}")
-            self._journal.write("started", f"stragd {__version__}: {self._status_line()}")
+            self._journal.write("started", f"version {__version__}: {self._status_line()}")
             while not self._stop.is_set():
                 self._turn()
         finally:

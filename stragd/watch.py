@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stragd.config import Config
-from stragd.doctor import read_host
 from stragd.finding import job_key
 from stragd.findings import FindingStore, Transition
 from stragd.jobs import Identity, Job, JobTable, ProcessKey, clean, split
@@ -102,10 +101,7 @@ class Watch:
         """Load and attach; when the kernel refuses, `engine_error` says why."""
         engine: Engine | None = None
         try:
-            settings = self._config.engine()
-            if not read_host().has("CAP_SYS_ADMIN"):
-                settings["measure_run_time"] = False  # the kernel asks for it, the probes do not
-            engine = self._make_engine(settings)
+            engine = self._make_engine(self._config.engine())
             if not self.probes_on:
                 engine.set_probes(False)
             engine.start()

@@ -54,8 +54,13 @@ SPECS: tuple[Spec, ...] = (
         ("reason",),
         "Library files whose probes could not be attached, by reason.",
     ),
-    Spec("stragd_bpf_run_seconds_total", "counter", (), "Time spent in the BPF programs."),
-    Spec("stragd_bpf_runs_total", "counter", (), "Runs of the BPF programs that were timed."),
+    Spec(
+        "stragd_bpf_run_seconds_total",
+        "counter",
+        (),
+        "Time of the BPF program's timed runs (one second in thirty); divide by runs_total.",
+    ),
+    Spec("stragd_bpf_runs_total", "counter", (), "Runs of the BPF program that were timed."),
     Spec(
         "stragd_discovery_lag_seconds",
         "gauge",
