@@ -22,7 +22,6 @@ import pytest
 from stragd.config import Config
 from stragd.config_sources import load
 from stragd.daemon import Daemon
-from stragd.doctor import CAPABILITIES, Host
 from stragd.outputs.journal import Journal
 from tests.pictures import raw_finding
 from tests.test_control import Client, wait_for
@@ -470,17 +469,6 @@ def test_stop_detaches_and_removes_the_socket(running: Running) -> None:
     assert running.engine.calls[-1] == "close"
     assert not os.path.exists(path)
     assert "every probe is detached" in running.lines()
-
-
-@pytest.mark.parametrize("admin", [True, False])
-def test_run_time_is_measured_only_where_the_kernel_allows_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, admin: bool
-) -> None:
-    mask = sum(1 << bit for name, bit in CAPABILITIES.items() if admin or name != "CAP_SYS_ADMIN")
-    monkeypatch.setattr("stragd.watch.read_host", lambda: Host(effective=mask))
-    running = Running(tmp_path)
-    assert running.engine.config["measure_run_time"] is admin
-    assert running.stop() == 0
 
 
 def test_without_capabilities_it_stays_up_and_says_so(tmp_path: Path) -> None:
