@@ -87,7 +87,8 @@ class Engine:
         """Self-measurement, flat names: ``events.<what>``, ``lost.<cause>``,
         ``bpf_run_seconds`` and ``bpf_run_count`` (of the runs that were timed),
         ``bpf_run_measured`` (0 where the kernel refuses), ``discovery_lag_seconds``,
-        ``sideband_lost``, ``attach_failures.<reason>``, ``duplicate_hits``, ``processes``, ``windows``."""
+        ``sideband_lost``, ``attach_failures.<reason>``, ``duplicate_hits``,
+        ``processes``, ``windows``."""
     def set_probes(self, on: bool) -> None:
         """Kill switch: off detaches every probe before it returns."""
     def progress(self) -> int:
