@@ -203,7 +203,7 @@ impl JobScore {
             limit: cusum_limit(config.false_alarms_per_million),
             history: config.history_windows,
         };
-        series.push(value, row.window, row.time_ns, LEARN_HISTORY, &test);
+        series.push(value, row.window, row.start_time_ns(), LEARN_HISTORY, &test);
         let Change { evidence, since, proof, .. } =
             change(series, value, &test, &self.wide.life, JOB_RUN);
         let difference = value - series.baseline();
@@ -321,7 +321,7 @@ impl GroupScore {
         let limit = GROUP_LEAST.max(GROUP_SPREADS * spread);
         if difference > limit {
             if self.run == 0 {
-                self.since = (row.window, row.time_ns);
+                self.since = (row.window, row.start_time_ns());
             }
             self.run += 1;
             return if self.run >= GROUP_WINDOWS { Evidence::Strong } else { Evidence::Weak };

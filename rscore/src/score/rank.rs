@@ -62,7 +62,7 @@ impl RankScore {
     pub fn push_history(&mut self, value: f64, row: &RankWindow, test: &Test) {
         let (pooled_noise, degrees) = pooled_noise(&mut [self.history.squares()]);
         let test = Test { pooled_noise, degrees, ..*test };
-        self.history.push(value, row.window, row.time_ns, LEARN_HISTORY, &test);
+        self.history.push(value, row.window, row.start_time_ns(), LEARN_HISTORY, &test);
     }
 
     pub fn judge_peers(
@@ -76,11 +76,11 @@ impl RankScore {
     ) -> Result<Verdict, &'static str> {
         let difference = value - others;
         let peers = group.len() - 1;
-        self.peers.push(difference, row.window, row.time_ns, LEARN_PEERS, test);
+        self.peers.push(difference, row.window, row.start_time_ns(), LEARN_PEERS, test);
         let limit = level_limit(group.spread, peers);
         if difference > limit {
             if self.gross == 0 {
-                self.gross_since = (row.window, row.time_ns);
+                self.gross_since = (row.window, row.start_time_ns());
             }
             self.gross += 1;
         } else if difference < 0.6 * limit {
@@ -132,7 +132,7 @@ impl RankScore {
     ) -> Result<Verdict, &'static str> {
         let test = Test { least: test.least.max(HISTORY_LEAST), ..*test };
         self.gross = 0;
-        self.history.push(value, row.window, row.time_ns, LEARN_HISTORY, &test);
+        self.history.push(value, row.window, row.start_time_ns(), LEARN_HISTORY, &test);
         if self.history.count() < LEARN_HISTORY {
             return Err(reason::NO_PEERS);
         }

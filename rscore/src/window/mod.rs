@@ -65,6 +65,15 @@ pub struct RankWindow {
     pub flags: u32,
 }
 
+impl RankWindow {
+    /// CLOCK_REALTIME at `start_ns`, ns since the epoch: since when something holds that the
+    /// whole window shows.
+    #[must_use]
+    pub fn start_time_ns(&self) -> u64 {
+        self.time_ns.saturating_sub(self.end_ns.saturating_sub(self.start_ns))
+    }
+}
+
 const _: () = assert!(std::mem::size_of::<RankWindow>() == 144);
 
 /// (name, numpy type, offset) of every field, for the other side of the boundary.
