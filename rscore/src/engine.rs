@@ -180,11 +180,12 @@ impl Engine {
     pub fn close(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.shared.windows_ready.notify_all();
+        // While the threads come to their end; nothing is attached from now on.
+        lock(&self.shared.attacher).close();
         for thread in self.threads.drain(..) {
             // A thread that panicked has already said so on stderr.
             let _ = thread.join();
         }
-        lock(&self.shared.attacher).close();
     }
 
     /// Changes of processes since the last call, oldest first.

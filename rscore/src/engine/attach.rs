@@ -119,6 +119,7 @@ impl Attacher {
         }
     }
 
+    /// Detaches everything for good.
     pub fn close(&mut self) {
         self.set_enabled(false);
         self.entries.clear();
