@@ -17,7 +17,7 @@ from datetime import datetime
 from scripts import demo
 from tests.harness import daemon, job
 
-HEALTHY_STEPS = 900
+HEALTHY_STEPS = 600
 
 
 def seconds(time_of_record: str) -> float:
