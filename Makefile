@@ -20,7 +20,10 @@ setup:
 setup-tests:
 	@scripts/setup tests
 
-demo: setup
+demo:
+	@[ "$$(id -u)" = 0 ] || { echo "demo: eBPF probes need root, and nothing was started." \
+		"Run it as: sudo make demo"; exit 1; }
+	@scripts/setup
 	@$(PYTHON) scripts/demo.py
 
 test: setup-tests lint test-rust test-python
