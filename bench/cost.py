@@ -4,8 +4,8 @@ Method. Per call: one process calls a stub library's ncclAllReduce (an empty fun
 with `push`, as NCCL's own do) a million times in batches of 1,000; the median batch with probes
 off and on, in turn, in one process's life of the daemon (`stragctl probes off|on`).
 Daemon: eight processes make 500 calls a second each for 60 s; CPU time and RSS of the daemon from
-/proc, after 10 s of warm-up. Share of a step: probes per collective times cost per call, for a
-10 ms step of 20 collectives.
+/proc, after 10 s of warm-up. Direct cost: probes per collective times cost per call at that rate,
+which is 5 collectives in a step of 10 ms.
 """
 
 from __future__ import annotations
@@ -118,9 +118,11 @@ def main() -> None:
         program, library = build(Path(directory))
         daemon_share(watcher, program, library)
         added = per_call(watcher, program, library)
-        print("direct cost in a 10 ms step of 20 collectives:", end=" ")
-        print(f"NCCL (1 probe each) {20 * added / 1e7:.2%},", end=" ")
-        print(f"gloo (4 probes each) {80 * added / 1e7:.2%}")
+        share = PER_SECOND * added * 1e-9
+        print(
+            f"direct cost at {PER_SECOND} collectives/s: NCCL (1 probe each) {share:.2%},", end=" "
+        )
+        print(f"gloo (4 probes each) {4 * share:.2%} of a rank's time")
 
 
 if __name__ == "__main__":
