@@ -61,7 +61,10 @@ fetch_prometheus() {
     local to="$cache/prometheus"
     rm -rf "$to"
     mkdir -p "$to"
-    (cd "$to" && apt-get download -qq -o APT::Sandbox::User=root prometheus && dpkg -x ./*.deb . && rm ./*.deb)
+    # The lists may be missing or old on a machine where every package was there already.
+    apt-get update -qq || true
+    (cd "$to" && apt-get download -qq -o APT::Sandbox::User=root prometheus &&
+        dpkg -x ./*.deb . && rm ./*.deb)
 }
 
 fetch_pytorch() {
