@@ -238,12 +238,6 @@ impl Engine {
         lock(&self.shared.attacher).statuses(&uses)
     }
 
-    /// Why processes are found by sweeps only; empty where the perf side-band works.
-    #[must_use]
-    pub fn sideband_error(&self) -> String {
-        lock(&self.shared.discovery).sideband_error.clone()
-    }
-
     /// Kill switch: off detaches every probe before it returns, on attaches them again.
     pub fn set_probes(&self, on: bool) {
         lock(&self.shared.attacher).set_enabled(on);
