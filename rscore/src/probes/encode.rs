@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn nothing_is_read_twice_and_neighbours_are_read_together() {
         let detail = encode("_ZN4gloo9allreduce");
-        assert_eq!(reads(&detail), 3, "context, count with element size, rank with size");
+        assert_eq!(reads(&detail), 4, "context, count with element size, tag, rank with size");
         let context = BASE_FIELD + Field::Comm as u8;
         let used = &detail.places[..usize::from(detail.places_used)];
         let shape: Vec<_> = used.iter().map(|p| (p.field, p.base, p.flags)).collect();
@@ -215,10 +215,10 @@ mod tests {
             (Field::Comm, 0, 1),
             (Field::Count, 0, 1 | PAIRED),
             (Field::Id, BASE_SPARE, 0),
-            (Field::Peer, context, 1 | SIGNED | PAIRED),
-            (Field::Aux, BASE_SPARE, SIGNED),
+            (Field::Peer, 0, 1 | SIGNED),
+            (Field::Aux, context, 1),
         ];
         assert_eq!(shape, expected.map(|(field, base, flags)| (field as u8, base, flags)));
-        assert_eq!(reads(&encode("_ZN4gloo9allgatherE")), 5);
+        assert_eq!(reads(&encode("_ZN4gloo9allgatherE")), 6);
     }
 }

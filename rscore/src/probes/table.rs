@@ -302,6 +302,6 @@ mod tests {
         assert_eq!(text("ncclCommInitRankScalable", X86_64, Field::Id), "arg4[0]:u64");
         let barrier = row("_ZN4gloo7barrierERNS_14BarrierOptionsE");
         let size = |v| barrier.spec(X86_64, 0, v).unwrap().places[Field::Aux as usize].to_string();
-        assert_eq!((size(false), size(true)), ("arg0[0][4]:i32".into(), "arg0[0][12]:i32".into()));
+        assert_eq!((size(false), size(true)), ("arg0[0][0]:u64".into(), "arg0[0][8]:u64".into()));
     }
 }
