@@ -32,7 +32,8 @@ enum stragd_what {
 	/* 2 and 3 have no meaning any more */
 	STRAGD_DETAIL = 4, /* work of this thread begins, or goes on (gloo): comm = context,
 			    * count, id = element size, peer = tag, which the process group
-			    * counts at issue, aux = rank, in its high half size */
+			    * counts at issue, aux = rank, in its high half size; 0 where
+			    * that was not read */
 	STRAGD_DONE = 5,   /* work of this thread ended (gloo) */
 	STRAGD_GROUP_START = 6,
 	STRAGD_GROUP_END = 7,
@@ -94,8 +95,8 @@ struct stragd_event {
 	stragd_s32 peer;     /* root or peer or rank or tag; STRAGD_NO_PEER where there is none */
 	stragd_u64 count;    /* elements */
 	stragd_u64 comm;     /* communicator or process group pointer */
-	stragd_u64 id;       /* collectives: cudaStream_t; COMM_*: first 8 bytes of the unique
-			      * id, or as said above; DETAIL: size of an element in bytes */
+	stragd_u64 id;       /* COMM_*: first 8 bytes of the unique id, or as said above; DETAIL:
+			      * size of an element in bytes */
 	stragd_u64 aux;      /* see enum stragd_what */
 	stragd_u32 site;     /* probe site that fired: index into the sites map */
 	stragd_u16 link;     /* link that delivered it */

@@ -123,7 +123,7 @@ impl Event {
         self.peer as u32
     }
 
-    /// Of DETAIL: rank and size of the context.
+    /// Of DETAIL: rank and size of the context; size 0 where they were not read.
     #[inline]
     pub fn rank_and_size(&self) -> (i32, u64) {
         (self.aux as i32, self.aux >> 32)

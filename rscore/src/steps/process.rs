@@ -110,7 +110,9 @@ impl Process {
             what::DETAIL => {
                 self.flight.on_event(event);
                 let (rank, nranks) = event.rank_and_size();
-                self.communicators.learn(event.comm, rank, nranks);
+                if nranks > 0 {
+                    self.communicators.learn(event.comm, rank, nranks);
+                }
                 self.settle(event.time_ns)
             }
             what::ENTER | what::DONE | what::FAILED => {

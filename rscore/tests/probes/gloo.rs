@@ -94,7 +94,11 @@ fn job(python: &str) {
         let works = works(&events);
         assert_eq!(in_issue_order(&works), said, "{python}, rank {number}");
         for details in works.iter().map(|work| &work.details) {
-            assert!(details.iter().all(|d| d.rank_and_size() == (number as i32, 2)));
+            for detail in details {
+                let known = detail.tag() % 128 < 8;
+                let (rank, size) = if known { (number as i32, 2) } else { (0, 0) };
+                assert_eq!(detail.rank_and_size(), (rank, size), "{detail:?}");
+            }
             // The all-gathers of sparse tensors work in place, with no input to take a size from.
             assert!(details.len() > 1 || details[0].flags == 0, "{details:?}");
         }
