@@ -5,10 +5,11 @@
  *   load rate LIBRARY CALLS_PER_SECOND SECONDS   steady calls, 25 to a step, for cost and soak
  *   load time LIBRARY CALLS                      prints the median ns of a call, batch by batch
  *   load pair LIBRARY CALLS                      the same of a gloo all-reduce and its end
+ *   load hold LIBRARY SECONDS                    only maps it
  *
- * LIBRARY has NCCL's names, for `pair` gloo's (stub.c and gloo_stub.c of tests/cstubs, or a real
- * NCCL: the calls are made with a null-like communicator, so it returns an error at once). CPU only; what is measured
- * is the cost of being probed, not of communicating.
+ * LIBRARY has NCCL's names, for `pair` gloo's: stub.c and gloo_stub.c of tests/cstubs, or a real
+ * NCCL (the calls are made with a null-like communicator, so it returns an error at once). CPU
+ * only; what is measured is the cost of being probed, not of communicating.
  */
 #include <dlfcn.h>
 #include <stddef.h>
@@ -17,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 /* Calls of a step, each of another size, so that step inference has real work to do. */
 enum { STEP = 25 };
@@ -84,9 +86,9 @@ static void pair(void *library, int i)
 
 	if (!all_reduce) {
 		*(void **)&all_reduce =
-			dlsym(library, "_ZN4gloo9allreduceERKNS_16AllreduceOptionsE");
-		*(void **)&finish = dlsym(
-			library, "_ZN4c10d16ProcessGroupGloo9AsyncWork14finishWorkGlooEv");
+		    dlsym(library, "_ZN4gloo9allreduceERKNS_16AllreduceOptionsE");
+		*(void **)&finish =
+		    dlsym(library, "_ZN4c10d16ProcessGroupGloo9AsyncWork14finishWorkGlooEv");
 		if (!all_reduce || !finish) {
 			fprintf(stderr, "load: the library has no gloo\n");
 			exit(1);
@@ -130,8 +132,8 @@ int main(int argc, char **argv)
 	void *library;
 
 	if (argc < 4) {
-		fprintf(stderr,
-			"usage: load rate LIBRARY PER_SECOND SECONDS | load time|pair LIBRARY N\n");
+		fprintf(stderr, "usage: load rate LIBRARY PER_SECOND SECONDS | load time|pair|hold "
+				"LIBRARY N\n");
 		return 2;
 	}
 	library = dlopen(argv[2], RTLD_NOW);
@@ -141,6 +143,10 @@ int main(int argc, char **argv)
 	}
 	if (!strcmp(argv[1], "pair")) {
 		timed(NULL, library, NULL, atol(argv[3]));
+		return 0;
+	}
+	if (!strcmp(argv[1], "hold")) {
+		sleep((unsigned int)atol(argv[3]));
 		return 0;
 	}
 	*(void **)&call = dlsym(library, "ncclAllReduce");

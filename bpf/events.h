@@ -28,7 +28,7 @@ typedef uint64_t stragd_u64;
 
 /* What happened. Values are wire format: append, never renumber. */
 enum stragd_what {
-	STRAGD_ENTER = 1,  /* host entered a collective call (NCCL, RCCL); no end is seen */
+	STRAGD_ENTER = 1, /* host entered a collective call (NCCL, RCCL); no end is seen */
 	/* 2 and 3 have no meaning any more */
 	STRAGD_DETAIL = 4, /* work of this thread begins, or goes on (gloo): comm = context,
 			    * count, id = element size, peer = tag, which the process group

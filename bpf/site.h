@@ -28,7 +28,9 @@ struct stragd_place {
 #define STRAGD_PLACE_DEPTH 3u
 #define STRAGD_PLACE_SIGNED 4u
 #define STRAGD_PLACE_PAIRED 8u /* the last read takes the next place's value too, as wide */
-#define STRAGD_PLACE_RARE 16u  /* read at the first 8 of 128 tags: as many devices a group may have */
+/* Read at the first 8 of 128 tags only. Eight, because a gloo group deals its tags out to its
+ * devices' contexts in turn, and each context has to be met. */
+#define STRAGD_PLACE_RARE 16u
 
 /* Fields of the record that a place can fill: the first four are its 64-bit fields. */
 enum stragd_field {
