@@ -58,6 +58,9 @@ if torch.__version__ >= "2":
     t = torch.ones(48, dtype=torch.float32)
     dist.reduce_scatter_tensor(torch.empty(24), t)
     said("all_reduce", t)  # gloo has no other way to do it
+    t = torch.ones(12, dtype=torch.float32)
+    dist.all_to_all([torch.empty(6), torch.empty(6)], list(t.split(6)))
+    said("all_to_all", t)
 dist.monitored_barrier()
 # Two worker threads take these from the queue, each now and then before the other.
 tensors = [torch.ones(1 + 1000 * (n % 7)) for n in range(200)]
