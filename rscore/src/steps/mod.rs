@@ -19,6 +19,7 @@ mod period;
 pub(crate) mod process;
 mod timeline;
 mod tracker;
+mod turns;
 
 use std::collections::HashMap;
 

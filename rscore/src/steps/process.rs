@@ -10,7 +10,7 @@ use super::tracker::Tracker;
 use super::RankStatus;
 use crate::window::log::{StepLog, StepRecord};
 use crate::window::source;
-use crate::wire::{what, Event};
+use crate::wire::{function, what, Event};
 
 /// Collectives or time without a period, after which windows are slices of time.
 const UNSTEADY_COLLECTIVES: usize = 2000;
@@ -107,16 +107,15 @@ impl Process {
         self.last_event_ns = self.last_event_ns.max(event.time_ns);
         match event.what {
             what::ENTER if self.flight.is_empty() => self.take(&Collective::from_enter(event)),
-            what::ENTER | what::ISSUE | what::START => {
-                self.flight.on_event(event);
-                self.settle(event.time_ns)
-            }
             what::DETAIL => {
                 self.flight.on_event(event);
-                self.communicators.learn(event.comm, event.peer, event.aux);
-                false
+                let (rank, nranks) = event.rank_and_size();
+                if nranks > 0 {
+                    self.communicators.learn(event.comm, rank, nranks);
+                }
+                self.settle(event.time_ns)
             }
-            what::DONE | what::FAILED => {
+            what::ENTER | what::DONE | what::FAILED => {
                 self.flight.on_event(event);
                 self.settle(event.time_ns)
             }
@@ -154,7 +153,8 @@ impl Process {
         let place =
             self.tracker.push(kind, added.gap, collective.end_ns, collective.broken, &self.kinds);
         self.collectives += 1;
-        self.host_calls += u64::from(!collective.timed);
+        // Not the end of a work whose beginning nobody saw.
+        self.host_calls += u64::from(!collective.timed && collective.function != function::NONE);
         self.irregular += u64::from(place.irregular);
         self.slice.collectives += 1;
         self.slice.bytes = self.slice.bytes.saturating_add(collective.bytes);
