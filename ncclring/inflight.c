@@ -172,17 +172,23 @@ static bool mark(uint64_t seen[2], uint32_t channel, uint32_t count)
 static struct inflight *claim(struct process *process)
 {
 	struct inflight *oldest = NULL;
+	uint64_t ticket = 0, oldest_ticket = 0;
 
 	for (int i = 0; i < TRIES; i++) {
-		struct inflight *object =
-		    &process->inflight[ADD(&process->next_inflight, 1) % INFLIGHT];
-		const uint64_t life = __atomic_load_n(&object->life, __ATOMIC_ACQUIRE);
+		struct inflight *object;
+		uint64_t life;
+
+		ticket = ADD(&process->next_inflight, 1);
+		object = &process->inflight[ticket % INFLIGHT];
+		life = __atomic_load_n(&object->life, __ATOMIC_ACQUIRE);
 
 		if (state_of(life) == FREE &&
 		    swap_if(&object->life, life, life_of(generation_of(life) + 1, SEALED)))
 			return object;
-		if (!oldest && state_of(life) == LIVE && pins_of(life) == 0)
+		if (!oldest && state_of(life) == LIVE && pins_of(life) == 0) {
 			oldest = object;
+			oldest_ticket = ticket;
+		}
 	}
 	if (oldest) {
 		const uint64_t life = __atomic_load_n(&oldest->life, __ATOMIC_ACQUIRE);
@@ -190,6 +196,8 @@ static struct inflight *claim(struct process *process)
 		if (seal(oldest, life)) {
 			publish(process, oldest, life);
 			STORE(&oldest->life, life_of(generation_of(life) + 1, SEALED));
+			/* So that the next one to go is the next oldest. */
+			swap_if(&process->next_inflight, ticket + 1, oldest_ticket + 1);
 			return oldest;
 		}
 	}
@@ -200,12 +208,14 @@ void *inflight_begin(struct process *process, const struct operation *operation)
 {
 	struct inflight *object = claim(process);
 	uint32_t generation;
+	void *handle;
 
 	if (!object) {
 		dropped(process, STRAGD_RING_DROP_POOL);
 		return NULL;
 	}
 	generation = generation_of(LOAD(&object->life));
+	handle = handle_make(HANDLE_OP, 0, generation, (uint32_t)(object - process->inflight));
 	STORE(&object->device_start, UINT64_MAX);
 	STORE(&object->device_stop, 0);
 	STORE(&object->heard_ns, operation->host_ns);
@@ -228,7 +238,11 @@ void *inflight_begin(struct process *process, const struct operation *operation)
 	object->announced = operation->announced;
 	object->algorithm = operation->algorithm;
 	__atomic_store_n(&object->life, life_of(generation, LIVE), __ATOMIC_RELEASE);
-	return handle_make(HANDLE_OP, 0, generation, (uint32_t)(object - process->inflight));
+	/* The next one's place has not been in a cache since the pool last went round. */
+	object = &process->inflight[LOAD(&process->next_inflight) % INFLIGHT];
+	__builtin_prefetch(object, 1);
+	__builtin_prefetch((char *)object + 64, 1);
+	return handle;
 }
 
 static struct inflight *object_of(struct process *process, const void *handle)
@@ -312,8 +326,12 @@ void inflight_sweep(struct process *process, uint64_t now)
 			break;
 	STORE(&process->oldest_inflight, oldest);
 	span = (uint32_t)(end - oldest);
-	for (int i = 0; i < 2 && span > 0; i++) {
-		const uint64_t at = oldest + (uint32_t)ADD(&process->swept, 1) % span;
+	if (span == 0)
+		return;
+	/* Two threads at once may look at the same one: no harm. */
+	STORE(&process->swept, LOAD(&process->swept) + 2);
+	for (uint32_t i = 0; i < 2; i++) {
+		const uint64_t at = oldest + (LOAD(&process->swept) + i) % span;
 		struct inflight *object = &process->inflight[at % INFLIGHT];
 		const uint64_t life = __atomic_load_n(&object->life, __ATOMIC_ACQUIRE);
 
