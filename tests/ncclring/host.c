@@ -384,6 +384,9 @@ int host_main(void)
 			inits(a);
 		} else if (!strcmp(w[0], "mask")) {
 			printf("ok %d\n", mask);
+		} else if (!strcmp(w[0], "setmask")) {
+			mask = a;
+			printf("ok\n");
 		} else if (!strcmp(w[0], "group")) {
 			start_api(a, b, NCCL_GROUP, 0);
 			show(b);

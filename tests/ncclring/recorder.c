@@ -20,7 +20,9 @@ struct event {
 	struct event *parent;
 };
 
-static struct event events[1000];
+enum { EVENTS = 50000 };
+
+static struct event events[EVENTS];
 static int used;
 static FILE *out;
 
@@ -30,7 +32,7 @@ static const char *name_of(const void *event, char *buffer)
 
 	if (!e)
 		return "none";
-	if (e < events || e >= events + 1000)
+	if (e < events || e >= events + EVENTS)
 		return "foreign";
 	sprintf(buffer, "e%d", e->number);
 	return buffer;
