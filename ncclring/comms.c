@@ -15,7 +15,7 @@ static int place(struct process *process)
 	uint64_t ended = UINT64_MAX;
 
 	for (uint32_t i = 0; i < STRAGD_RING_COMMS; i++) {
-		if (LOAD(&process->comms[i].live))
+		if (__atomic_load_n(&process->comms[i].live, __ATOMIC_ACQUIRE) != COMM_FREE)
 			continue;
 		if (process->comms[i].generation == 0)
 			return (int)i;
@@ -78,7 +78,7 @@ void *comms_begin(struct process *process, const struct comm_identity *identity,
 	STORE(&comm->chained_context, NULL);
 	STORE(&comm->recorded, 1);
 	STORE(&comm->generation, generation);
-	__atomic_store_n(&comm->live, 1, __ATOMIC_RELEASE);
+	__atomic_store_n(&comm->live, COMM_LIVE, __ATOMIC_RELEASE);
 	return handle_make(HANDLE_COMM, 0, generation, (uint32_t)index);
 }
 
@@ -89,7 +89,7 @@ struct comm *comms_of(struct process *process, const void *context)
 	if (handle_kind(context) != HANDLE_COMM || handle_index(context) >= STRAGD_RING_COMMS)
 		return NULL;
 	comm = &process->comms[handle_index(context)];
-	if (!__atomic_load_n(&comm->live, __ATOMIC_ACQUIRE) ||
+	if (__atomic_load_n(&comm->live, __ATOMIC_ACQUIRE) != COMM_LIVE ||
 	    LOAD(&comm->generation) != handle_generation(context))
 		return NULL;
 	return comm;
@@ -100,14 +100,16 @@ bool comms_end(struct process *process, struct comm *comm)
 	const uint32_t index = comms_index(process, comm);
 	struct stragd_ring_comm *row = memfd_comm(process->ring, index);
 	const uint32_t generation = LOAD(&comm->generation);
-	uint32_t live = 1;
+	uint32_t live = COMM_LIVE;
 
-	STORE(&row->ended_ns, monotonic_ns());
-	if (!__atomic_compare_exchange_n(&comm->live, &live, 0, false, __ATOMIC_ACQ_REL,
+	if (!__atomic_compare_exchange_n(&comm->live, &live, COMM_ENDING, false, __ATOMIC_ACQ_REL,
 					 __ATOMIC_RELAXED))
 		return false;
 	inflight_end_comm(process, index, generation);
+	row->ended_ns = monotonic_ns();
 	__atomic_store_n(&row->state, STRAGD_RING_COMM_ENDED, __ATOMIC_RELEASE);
+	/* Only now may its place be used again. */
+	__atomic_store_n(&comm->live, COMM_FREE, __ATOMIC_RELEASE);
 	return true;
 }
 
@@ -177,7 +179,7 @@ void comms_completed(struct process *process, uint32_t comm, uint32_t generation
 bool comms_is_past(struct process *process, uint32_t comm, uint32_t generation, uint32_t order)
 {
 	return LOAD(&process->comms[comm].generation) != generation ||
-	       !LOAD(&process->comms[comm].live) ||
+	       LOAD(&process->comms[comm].live) != COMM_LIVE ||
 	       (int32_t)(LOAD(&process->comms[comm].completed_order) - order) > 0;
 }
 
@@ -186,7 +188,7 @@ static bool is_over(struct process *process, uint64_t key)
 {
 	const struct comm *comm = &process->comms[key & 0xff];
 
-	return key != KEY_BUSY && (!LOAD(&comm->live) ||
+	return key != KEY_BUSY && (LOAD(&comm->live) != COMM_LIVE ||
 				   (LOAD(&comm->generation) & 0x3fffff) != (key >> 8 & 0x3fffff));
 }
 

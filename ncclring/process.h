@@ -17,11 +17,13 @@
 
 #define MESSAGES 2048u /* (communicator, peer, direction) whose messages are counted apart */
 
+enum comm_state { COMM_FREE = 0, COMM_LIVE = 1, COMM_ENDING = 2 };
+
 struct comm {
 	uint32_t generation; /* uses of this place; in every handle */
-	uint32_t live;
-	uint32_t recorded; /* 0: only forwarded to the chained plugin */
-	uint32_t batch;    /* kernel launches so far */
+	uint32_t live;       /* enum comm_state */
+	uint32_t recorded;   /* 0: only forwarded to the chained plugin */
+	uint32_t batch;      /* kernel launches so far */
 	uint32_t batch_seen;
 	uint32_t completed_order; /* the newest collective that is complete */
 	int *mask;                /* the library's */
