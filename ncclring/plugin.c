@@ -77,7 +77,7 @@ static int init(uint32_t version, void **context, int *mask, const struct comm_i
 	*context = NULL;
 	process = process_make();
 	if (!process) {
-		say(log, "nothing is recorded", ", no memory (or Linux before 4.14)");
+		say(log, "nothing is recorded", ", no memory");
 		return 0;
 	}
 	library_identify(caller, &vendor, &library);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * All state of the plugin: one private mapping that the kernel empties in a forked child, which
+ * All state of the plugin: one private mapping that is empty in a forked child, which
  * so has no ring, no communicators and no handles that fit, until its own first init.
  */
 #ifndef STRAGD_PROCESS_H
@@ -76,7 +76,7 @@ struct process {
 /* The state, or NULL before the first init is through. Any thread, any time. */
 struct process *process_state(void);
 
-/* The state, made if need be. NULL: no memory, or a kernel before 4.14. Init only. */
+/* The state, made if need be. NULL: no memory. Init only. */
 struct process *process_make(void);
 
 uint64_t monotonic_ns(void);

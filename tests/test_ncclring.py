@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.ncclring import ring
-from tests.ncclring.build import built
+from tests.ncclring.build import HERE, built, run
 from tests.ncclring.host import NOBODY, Host
 
 VERSIONS = {3: 22602, 4: 22705, 5: 22803, 6: 22907, 7: 23203}
@@ -297,8 +297,14 @@ def test_many_inits_at_once_make_one_ring() -> None:
         assert sum(host.ring().comms["state"] == 1) == 64
 
 
-def test_a_forked_child_has_no_ring_until_its_own_init() -> None:
-    with Host(4) as host:
+@pytest.mark.parametrize("kernel_wipes", [True, False])
+def test_a_forked_child_has_no_ring_until_its_own_init(kernel_wipes: bool, tmp_path: Path) -> None:
+    preload = {}
+    if not kernel_wipes:
+        # A sandbox that does not know MADV_WIPEONFORK.
+        preload["LD_PRELOAD"] = str(tmp_path / "nowipe.so")
+        run("cc", "-shared", "-fPIC", "-o", tmp_path / "nowipe.so", HERE / "nowipe.c")
+    with Host(4, **preload) as host:
         host.init()
         host.coll(channels=1)
         host.kernel(2, 1, 0, 100)

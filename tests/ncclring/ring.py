@@ -88,7 +88,11 @@ def read(pid: int) -> Ring:
     """Copy the ring of a process whose callbacks are at rest."""
     path = mapping(pid)
     assert path is not None, f"process {pid} maps no ring"
-    data = path.read_bytes()
+    return parse(path.read_bytes())
+
+
+def parse(data: bytes) -> Ring:
+    """The bytes of a ring."""
     assert len(data) == BYTES
     header = np.frombuffer(data, HEADER, 1)[0]
     comms = np.frombuffer(data, COMM, COMMS, COMMS_AT)
