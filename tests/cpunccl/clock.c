@@ -45,12 +45,20 @@ uint64_t random_bits(void)
 
 void sleep_until(int64_t planned)
 {
+	if (settings()->hurry)
+		return;
 	struct timespec t = {.tv_sec = planned / SECOND, .tv_nsec = planned % SECOND};
 
 	while (now_ns() < planned && clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, 0) == EINTR)
 		;
+}
+
+void note_lag(int64_t planned)
+{
 	int64_t lag = now_ns() - planned, worst = atomic_load(&worst_lag);
 
+	if (settings()->hurry)
+		return;
 	if (lag > MILLISECOND)
 		atomic_fetch_add(&late_sleeps, 1);
 	while (lag > worst && !atomic_compare_exchange_weak(&worst_lag, &worst, lag))

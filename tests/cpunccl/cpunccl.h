@@ -24,6 +24,8 @@ EXPORTED void cpunccl_stream_destroy(cpunccl_stream *stream);
 /* Wait until everything in the stream is over, in planned and in real time. The first error. */
 EXPORTED int cpunccl_stream_sync(cpunccl_stream *stream);
 EXPORTED void cpunccl_kernel(cpunccl_stream *stream, int64_t duration_ns);
+/* Its duration is read when it is enqueued, in a graph at each launch. */
+EXPORTED void cpunccl_kernel_from(cpunccl_stream *stream, const int64_t *duration_ns);
 
 EXPORTED cpunccl_event *cpunccl_event_create(void);
 EXPORTED void cpunccl_event_destroy(cpunccl_event *event);
@@ -40,7 +42,7 @@ EXPORTED int64_t cpunccl_event_time(cpunccl_event *event);
 EXPORTED void cpunccl_host_plan(int on);
 EXPORTED int64_t cpunccl_host_time(void);
 EXPORTED void cpunccl_host_work(int64_t duration_ns);
-/* How far real time was behind planned time at worst, and how often by more than 1 ms. */
+/* How long after its planned start a launch really started at worst, and how many by over 1 ms. */
 EXPORTED void cpunccl_lag(int64_t *worst_ns, int64_t *late);
 
 /* Everything this thread enqueues, on any stream, goes into the graph and does not run. */

@@ -209,6 +209,8 @@ void stream_enqueue(cpunccl_stream *stream, struct stream_op operation)
 		graph_append(stream, &operation);
 		return;
 	}
+	if (operation.duration_from)
+		operation.duration = *operation.duration_from;
 	pthread_mutex_lock(&stream->lock);
 	if (stream->first || stream->busy || !plan_at_once(stream, &operation)) {
 		struct stream_op *op = allocate(sizeof *op);
@@ -252,6 +254,13 @@ void cpunccl_kernel(cpunccl_stream *stream, int64_t duration_ns)
 	stream_enqueue(stream_or_default(stream), (struct stream_op){.kind = KERNEL,
 								      .enqueued = host_time(),
 								      .duration = duration_ns});
+}
+
+void cpunccl_kernel_from(cpunccl_stream *stream, const int64_t *duration_ns)
+{
+	stream_enqueue(stream_or_default(stream), (struct stream_op){.kind = KERNEL,
+								      .enqueued = host_time(),
+								      .duration_from = duration_ns});
 }
 
 void stream_after(cpunccl_stream *later, cpunccl_stream *earlier)

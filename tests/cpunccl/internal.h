@@ -46,6 +46,7 @@ struct settings {
 	double transfer_jitter; /* relative sigma, the same draw on all ranks */
 	int64_t launch_ns;      /* planned host time of one call */
 	int64_t poll_ns;
+	bool hurry;
 	bool misbehave[MISBEHAVIOURS];
 };
 const struct settings *settings(void);
@@ -56,6 +57,7 @@ double link_factor(int rank, int other);
 /* clock.c */
 int64_t now_ns(void);
 void sleep_until(int64_t planned);
+void note_lag(int64_t planned); /* this was to happen then, and happens now */
 int64_t host_time(void);           /* enqueue time of the calling thread */
 void host_reach(int64_t planned);  /* the host has waited for this */
 uint64_t device_time(int64_t planned);
@@ -68,6 +70,7 @@ struct plan;
 struct stream_op {
 	enum { KERNEL, WAIT, RECORD, PLAN } kind;
 	int64_t enqueued, duration;
+	const int64_t *duration_from; /* read when it is enqueued to run */
 	struct mark *mark;
 	struct plan *plan;
 	cpunccl_stream *stream; /* in graphs */

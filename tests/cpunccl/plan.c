@@ -108,6 +108,7 @@ int64_t plan_run(struct plan *plan, int64_t start)
 	ncclResult_t result = (ncclResult_t)atomic_load(&plan->comm->error);
 
 	sleep_until(start);
+	note_lag(start);
 	if (plan->captured && profiler_replays(plan)) {
 		profiler_prepare(plan);
 		profiler_enqueued(plan);

@@ -10,6 +10,7 @@
  *   CPUNCCL_LINKS            slow links, "3-4:0.5,6-*:0.25": job ranks and factor of bandwidth
  *   CPUNCCL_LAUNCH_NS        planned host time of one call (0)
  *   CPUNCCL_POLL_US          delay of KernelCh callbacks (500)
+ *   CPUNCCL_HURRY            1: nobody sleeps, planned time runs ahead of the real one
  *   CPUNCCL_CLOCK            device clock, see clock.c
  *   CPUNCCL_MISBEHAVE        list of names below
  *   CPUNCCL_ETC              folder of nccl.conf and rccl.conf instead of /etc
@@ -127,6 +128,7 @@ static void read_settings(void)
 	values.transfer_jitter = setting("CPUNCCL_TRANSFER_JITTER", 0, 0, 1);
 	values.launch_ns = (int64_t)setting("CPUNCCL_LAUNCH_NS", 0, 0, 1e9);
 	values.poll_ns = (int64_t)(1000 * setting("CPUNCCL_POLL_US", 500, 0, 1e7));
+	values.hurry = setting("CPUNCCL_HURRY", 0, 0, 1) > 0;
 	read_misbehaviours();
 	read_links();
 }
