@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint, c_uint64, c_void_p
 from pathlib import Path
 
@@ -136,6 +137,17 @@ class Library(ctypes.CDLL):
         unique = UniqueId()
         self.call("ncclGetUniqueId", ctypes.byref(unique))
         return unique
+
+    def rendezvous(self, rank: int, directory: Path) -> UniqueId:
+        """Rank 0's unique id, through a file in a directory that the ranks share."""
+        path = directory / "unique-id"
+        if rank == 0:
+            unfinished = path.with_suffix(".new")
+            unfinished.write_bytes(bytes(self.unique_id()))
+            unfinished.rename(path)
+        while not path.exists():
+            time.sleep(0.01)
+        return UniqueId.from_buffer_copy(path.read_bytes())
 
     def communicator(self, nranks: int, unique: UniqueId, rank: int, name: str) -> c_void_p:
         """ncclCommInitRankConfig with a name."""

@@ -18,7 +18,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -215,18 +214,6 @@ class Gpu:
         self.lib.sync(self.compute)
 
 
-def rendezvous(lib: library.Library, rank: int, directory: Path) -> library.UniqueId:
-    """Rank 0's unique id, through a file."""
-    path = directory / "unique-id"
-    if rank == 0:
-        unfinished = path.with_suffix(".new")
-        unfinished.write_bytes(bytes(lib.unique_id()))
-        unfinished.rename(path)
-    while not path.exists():
-        time.sleep(0.01)
-    return library.UniqueId.from_buffer_copy(path.read_bytes())
-
-
 def phase_factors(
     options: argparse.Namespace, rank: int, step: int, own: dict[str, float], jitter: float
 ) -> dict[str, float]:
@@ -254,7 +241,7 @@ def train(options: argparse.Namespace, directory: Path) -> None:
     lib.cpunccl_set_device(int(os.environ["LOCAL_RANK"]))
     record.write("started", rank, pid=os.getpid(), pattern=options.pattern, kind="CPU simulation")
     pattern = PATTERNS[options.pattern]
-    groups = {"world": lib.communicator(world, rendezvous(lib, rank, directory), rank, "world")}
+    groups = {"world": lib.communicator(world, lib.rendezvous(rank, directory), rank, "world")}
     colors = pattern.groups(rank, world)
     for name, color in colors.items():
         groups[name] = lib.split(groups["world"], color, rank, name)
