@@ -1,4 +1,4 @@
-"""cpunccl is a real collective library: right results, NCCL's errors, no rank waits for a dead one."""
+"""cpunccl is a real collective library: right results, NCCL's errors, no wait for the dead."""
 
 from __future__ import annotations
 

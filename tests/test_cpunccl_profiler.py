@@ -1,4 +1,4 @@
-"""cpunccl calls a profiler plugin as each NCCL version does, seen by a logging plugin (logger.c)."""
+"""cpunccl calls a profiler plugin as each NCCL version does: seen by logger.c, a plugin."""
 
 from __future__ import annotations
 
@@ -116,7 +116,8 @@ def test_order_from_2_28(run: Callable[..., list[Calls]]) -> None:
             api = apis[c["parent"]]
             assert api["func"] == c["func"]
             outer = groups[api["parent"]]
-            assert outer["depth"] == (2 if c["func"] in ("Send", "Recv") or c["seq"] % 3 else 1)
+            grouped = c["type"] == P2P or (c["func"] == "AllReduce" and c["seq"] % 3)
+            assert outer["depth"] == (2 if grouped else 1)
             launch = next(x for x in starts(calls, LAUNCH) if x["parent"] == outer["handle"])
             order = [outer, api, launch, c]
             places = [calls.index(one) for one in order]
@@ -166,7 +167,7 @@ def test_device_times(run: Callable[..., list[Calls]], version: int) -> None:
     logs = run(version)
     late, slowest = 4 * MS, WORLD - 1
     offsets = []
-    for step in range(STEPS):
+    for step in range(1, STEPS):  # the first one ends at the same time on all ranks
         for number, name in enumerate(["AllReduce", "AllGather"]):
             times = []
             for calls in logs:
@@ -197,15 +198,13 @@ def test_grouped_collectives_share_times(run: Callable[..., list[Calls]]) -> Non
     ("clock", "step"), [("ns", 1024), ("ns:1", 1), ("ticks:100e6", 1), ("ticks:25e6", 1)]
 )
 def test_clocks(run: Callable[..., list[Calls]], clock: str, step: int) -> None:
+    """Latency and 4/3 of 16 KB at 50 GB/s, on the rank that nobody waits longer for."""
     hz = float(clock.partition(":")[2]) if clock.startswith("ticks") else 1e9
-    for calls in run(23203, CPUNCCL_CLOCK=clock):
-        last = starts(calls, COLL)[0]
-        channels = kernels(calls, last["handle"])
-        assert all(t % step == 0 for pair in channels for t in pair)
-        length = max(t[1] for t in channels) - min(t[0] for t in channels)
-        assert length / hz < 1.0
-    rank0, rank2 = (kernels(c, starts(c, COLL)[0]["handle"]) for c in (calls, calls))
-    assert rank0 == rank2
+    calls = run(23203, CPUNCCL_CLOCK=clock)[WORLD - 1]
+    channels = kernels(calls, starts(calls, COLL)[5]["handle"])
+    assert all(t % step == 0 for pair in channels for t in pair)
+    length = (max(t[1] for t in channels) - min(t[0] for t in channels)) / hz
+    assert abs(length - 10.436e-6) <= 1.1 * step / hz + 2e-9
 
 
 def test_an_old_plugin_on_a_new_library(run: Callable[..., list[Calls]]) -> None:
@@ -217,8 +216,8 @@ def test_an_old_plugin_on_a_new_library(run: Callable[..., list[Calls]]) -> None
         assert {c["channels"] for c in starts(calls, P2P)} == {0xA5}
 
 
-@pytest.mark.parametrize(("version", "kept"), [(22703, 0), (22902, 1), (23203, 1)])
-def test_failed_init(run: Callable[..., list[Calls]], version: int, kept: int) -> None:
+@pytest.mark.parametrize("version", [22703, 22902, 23203])
+def test_failed_init(run: Callable[..., list[Calls]], version: int) -> None:
     """2.27: off; 2.28 and 2.29 go on with the context as it is; later the plugin is let go."""
     for calls in run(version, LOGGER_FAIL_INIT="1"):
         events = [c for c in calls if c["call"] == "start"]
@@ -252,54 +251,47 @@ def _stops(calls: Calls) -> list[int]:
     return [c["handle"] for c in calls if c["call"] == "stop" and c["handle"] in handles]
 
 
-@pytest.mark.parametrize(
-    ("name", "shows"),
-    [
-        ("lost-stop", lambda calls: len(_stops(calls)) < len(starts(calls, KERNEL))),
-        ("lost-pair", lambda calls: len(starts(calls, KERNEL)) < 2 * len(starts(calls, COLL))),
-        ("fewer-channels", lambda calls: {c["channel"] for c in starts(calls, KERNEL)} == {0}),
-        ("channel-overflow", lambda calls: all(c["channel"] >= 64 for c in starts(calls, KERNEL))),
-        ("repeated-stop", lambda calls: len(_stops(calls)) == 2 * len(set(_stops(calls)))),
-        ("null-parent", lambda calls: {c["parent"] for c in starts(calls, KERNEL)} == {0}),
-        ("null-context", lambda calls: {c["context"] for c in starts(calls, COLL)} == {0}),
-        ("concurrent-init", lambda calls: sum(c["call"] == "init" for c in calls) == 2),
-        (
-            "stop-before-start",
-            lambda calls: any(
-                stop < start
-                for c in starts(calls, COLL)
-                for start, stop in kernels(calls, c["handle"])
-            ),
-        ),
-        (
-            "late-kernel",
-            lambda calls: all(
-                c["host"] - calls[place(calls, "stop", c["parent"])]["host"] > 50 * MS
-                for c in starts(calls, KERNEL)
-            ),
-        ),
-        (
-            "after-finalize",
-            lambda calls: max(calls.index(c) for c in starts(calls, KERNEL))
-            > [c["call"] for c in calls].index("finalize"),
-        ),
-        (
-            "overrun",
-            lambda calls: len({t for c in starts(calls, COLL) for t in kernels(calls, c["handle"])})
-            < 2 * len(starts(calls, COLL)) - 2 * STEPS,
-        ),
-    ],
-)
-def test_misbehaviour(
-    run: Callable[..., list[Calls]], name: str, shows: Callable[[Calls], bool]
-) -> None:
-    """Each happens when it is asked for, and not otherwise."""
-    # A slow poller: works pile up, as they must for an overrun and for what follows finalize.
-    slow = {"CPUNCCL_POLL_US": "40000"} if name in ("overrun", "after-finalize") else {}
-    for calls in run(23203, **slow, CPUNCCL_MISBEHAVE=name):
-        assert shows(calls)
-    for calls in run(23203, **slow):
-        assert not shows(calls)
+MISBEHAVIOURS: dict[str, Callable[[Calls], bool]] = {
+    "lost-stop": lambda calls: len(_stops(calls)) < len(starts(calls, KERNEL)),
+    "lost-pair": lambda calls: len(starts(calls, KERNEL)) < 2 * len(starts(calls, COLL)),
+    "fewer-channels": lambda calls: {c["channel"] for c in starts(calls, KERNEL)} == {0},
+    "channel-overflow": lambda calls: all(c["channel"] >= 64 for c in starts(calls, KERNEL)),
+    "repeated-stop": lambda calls: len(_stops(calls)) == 2 * len(set(_stops(calls))),
+    "null-parent": lambda calls: {c["parent"] for c in starts(calls, KERNEL)} == {0},
+    "null-context": lambda calls: {c["context"] for c in starts(calls, COLL)} == {0},
+    "concurrent-init": lambda calls: sum(c["call"] == "init" for c in calls) == 2,
+    "stop-before-start": lambda calls: any(
+        stop < start for c in starts(calls, COLL) for start, stop in kernels(calls, c["handle"])
+    ),
+    "late-kernel": lambda calls: all(
+        c["host"] - calls[place(calls, "stop", c["parent"])]["host"] > 50 * MS
+        for c in starts(calls, KERNEL)
+    ),
+    "after-finalize": lambda calls: any(
+        c["call"] == "finalize" for c in calls[: calls.index(starts(calls, KERNEL)[-1])]
+    ),
+    # Two collectives of a group share their times, no others do.
+    "overrun": lambda calls: len(
+        {t for c in starts(calls, COLL) for t in kernels(calls, c["handle"])}
+    )
+    < 2 * (len(starts(calls, COLL)) - STEPS),
+}
+# Works pile up behind a slow poller, as they must for an overrun and for what follows finalize.
+SLOW_POLLER = {"CPUNCCL_POLL_US": "40000"}
+
+
+@pytest.mark.parametrize("name", MISBEHAVIOURS)
+def test_misbehaviour(run: Callable[..., list[Calls]], name: str) -> None:
+    more = SLOW_POLLER if name in ("overrun", "after-finalize") else {}
+    for calls in run(23203, **more, CPUNCCL_MISBEHAVE=name):
+        assert MISBEHAVIOURS[name](calls)
+
+
+@pytest.mark.parametrize("more", [{}, SLOW_POLLER])
+def test_no_misbehaviour_unasked(run: Callable[..., list[Calls]], more: dict[str, str]) -> None:
+    for calls in run(23203, **more):
+        shown = [name for name, shows in MISBEHAVIOURS.items() if shows(calls)]
+        assert shown in ([], ["late-kernel"])  # a busy machine may be late by itself
 
 
 def test_all_misbehaviours_at_once(run: Callable[..., list[Calls]]) -> None:
@@ -341,7 +333,9 @@ class TestLoading:
         (tmp_path / "librccl-profiler.so").symlink_to(cpunccl / "liblogger.so")
         assert loaded(22707, LD_LIBRARY_PATH=str(tmp_path), SCENARIO_RCCL="1")
 
-    def test_by_short_name(self, loaded: Callable[..., bool], cpunccl: Path, tmp_path: Path) -> None:
+    def test_by_short_name(
+        self, loaded: Callable[..., bool], cpunccl: Path, tmp_path: Path
+    ) -> None:
         (tmp_path / "libnccl-profiler-mine.so").symlink_to(cpunccl / "liblogger.so")
         assert loaded(22703, LD_LIBRARY_PATH=str(tmp_path), NCCL_PROFILER_PLUGIN="mine")
         assert not loaded(22703, LD_LIBRARY_PATH=str(tmp_path), NCCL_PROFILER_PLUGIN="libmine.so")

@@ -49,7 +49,8 @@ void sleep_until(int64_t planned)
 		return;
 	struct timespec t = {.tv_sec = planned / SECOND, .tv_nsec = planned % SECOND};
 
-	while (now_ns() < planned && clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, 0) == EINTR)
+	while (now_ns() < planned &&
+	       clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, 0) == EINTR)
 		;
 }
 
@@ -106,7 +107,8 @@ void cpunccl_host_work(int64_t duration_ns)
 static void set_clock(void)
 {
 	const char *kind = getenv("CPUNCCL_CLOCK"), *limit = getenv("CPUNCCL_DRIFT_PPM");
-	double ppm = limit ? atof(limit) : 20, uniform = (double)(random_bits() >> 11) / (1ull << 53);
+	double ppm = limit ? atof(limit) : 20,
+	       uniform = (double)(random_bits() >> 11) / (1ull << 53);
 
 	if (!kind || !*kind)
 		kind = settings()->rccl ? "ticks:100e6" : "ns:1024";
@@ -124,7 +126,8 @@ static void set_clock(void)
 	}
 	clock_values.rate = 1 + (2 * uniform - 1) * ppm * 1e-6;
 	clock_values.zero = now_ns() - 3600 * SECOND; /* planned time is never before it */
-	/* Some value of the order of a Unix time or of the ticks of a machine that is up for days. */
+	/* Some value of the order of a Unix time or of the ticks of a machine that is up for days.
+	 */
 	clock_values.offset = clock_values.hz == 1e9 ? 1700000000ull * SECOND : 1ull << 40;
 	clock_values.offset += random_bits() >> 14;
 }

@@ -101,8 +101,7 @@ static ncclResult_t meet(struct ncclComm *comm, const char *path)
 		shm_unlink(path);
 		bell_ring_all(comm, POSTS);
 	}
-	ncclResult_t result =
-	    await_count(comm, &comm->shared->attached, (unsigned)comm->nranks);
+	ncclResult_t result = await_count(comm, &comm->shared->attached, (unsigned)comm->nranks);
 	if (result)
 		shm_unlink(path);
 	return result;
@@ -118,8 +117,8 @@ static void comm_free(struct ncclComm *comm)
 	free(comm);
 }
 
-ncclResult_t comm_create(struct ncclComm **out, int nranks, const char *id, uint64_t hash,
-			 int rank, int device, const char *name)
+ncclResult_t comm_create(struct ncclComm **out, int nranks, const char *id, uint64_t hash, int rank,
+			 int device, const char *name)
 {
 	struct ncclComm *comm = calloc(1, sizeof *comm);
 	char path[64];
@@ -237,10 +236,10 @@ ncclResult_t comm_split(struct ncclComm *comm, int color, int key, ncclComm_t *o
 		return ncclSuccess;
 	uint64_t hash = hash_bytes(parts, sizeof parts, 3);
 	snprintf(id, sizeof id, "%.16s%016llx", comm->id, (unsigned long long)hash);
-	const char *name = config && config->magic == NCCL_CONFIG_MAGIC &&
-				   config->size >= sizeof *config
-			       ? config->commName
-			       : 0;
+	const char *name =
+	    config && config->magic == NCCL_CONFIG_MAGIC && config->size >= sizeof *config
+		? config->commName
+		: 0;
 	return comm_create(out, nranks, id, hash, rank, comm->device, name);
 }
 

@@ -251,16 +251,16 @@ int cpunccl_stream_sync(cpunccl_stream *stream)
 
 void cpunccl_kernel(cpunccl_stream *stream, int64_t duration_ns)
 {
-	stream_enqueue(stream_or_default(stream), (struct stream_op){.kind = KERNEL,
-								      .enqueued = host_time(),
-								      .duration = duration_ns});
+	stream_enqueue(
+	    stream_or_default(stream),
+	    (struct stream_op){.kind = KERNEL, .enqueued = host_time(), .duration = duration_ns});
 }
 
 void cpunccl_kernel_from(cpunccl_stream *stream, const int64_t *duration_ns)
 {
 	stream_enqueue(stream_or_default(stream), (struct stream_op){.kind = KERNEL,
-								      .enqueued = host_time(),
-								      .duration_from = duration_ns});
+								     .enqueued = host_time(),
+								     .duration_from = duration_ns});
 }
 
 void stream_after(cpunccl_stream *later, cpunccl_stream *earlier)

@@ -33,8 +33,8 @@ void graph_append(cpunccl_stream *stream, const struct stream_op *operation)
 {
 	if (captured->count == captured->room) {
 		captured->room = captured->room ? 2 * captured->room : 64;
-		captured->operations = realloc(captured->operations,
-					       captured->room * sizeof *captured->operations);
+		captured->operations =
+		    realloc(captured->operations, captured->room * sizeof *captured->operations);
 		if (!captured->operations)
 			abort();
 	}

@@ -138,7 +138,7 @@ ncclResult_t group_call(ncclComm_t comm, cpunccl_stream *stream, struct task tas
 		result = ncclSystemError;
 	else
 		result = task.function == ALL_TO_ALL ? append_all_to_all(batch, &task)
-							 : append(batch, &task);
+						     : append(batch, &task);
 	profiler_api_stop(&task);
 	group_error(result);
 	ncclResult_t ended = group_end();

@@ -22,23 +22,23 @@ enum function { BROADCAST, REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, ALL_T
 
 /* settings.c: the environment and NCCL's configuration files, read once */
 enum misbehaviour {
-	LOST_STOP,            /* every third KernelCh never stops */
-	LOST_PAIR,            /* completion seen before start: both are dropped, of every third */
-	STOP_BEFORE_START,    /* device times of every third channel swapped */
-	FEWER_CHANNELS,       /* the last channel never reports */
-	CHANNEL_OVERFLOW,     /* channel numbers of 64 and more */
-	OVERRUN,              /* device ring overwritten: the time of a later work is reported */
-	REPEATED_STOP,        /* recordEventState and stopEvent again after stopEvent */
-	LATE_KERNEL,          /* KernelCh callbacks 50 ms late, long after Coll's stop */
-	AFTER_FINALIZE,       /* KernelCh callbacks after finalize */
-	NULL_CONTEXT,         /* callbacks with the context of a failed init */
-	NULL_PARENT,          /* Coll, P2p and KernelCh with parentObj NULL */
-	CONCURRENT_INIT,      /* init of a second context at the same time */
+	LOST_STOP,         /* every third KernelCh never stops */
+	LOST_PAIR,         /* completion seen before start: both are dropped, of every third */
+	STOP_BEFORE_START, /* device times of every third channel swapped */
+	FEWER_CHANNELS,    /* the last channel never reports */
+	CHANNEL_OVERFLOW,  /* channel numbers of 64 and more */
+	OVERRUN,           /* device ring overwritten: the time of a later work is reported */
+	REPEATED_STOP,     /* recordEventState and stopEvent again after stopEvent */
+	LATE_KERNEL,       /* KernelCh callbacks 50 ms late, long after Coll's stop */
+	AFTER_FINALIZE,    /* KernelCh callbacks after finalize */
+	NULL_CONTEXT,      /* callbacks with the context of a failed init */
+	NULL_PARENT,       /* Coll, P2p and KernelCh with parentObj NULL */
+	CONCURRENT_INIT,   /* init of a second context at the same time */
 	MISBEHAVIOURS,
 };
 
 struct settings {
-	int version;           /* as ncclGetVersion tells it, 22703 */
+	int version; /* as ncclGetVersion tells it, 22703 */
 	bool rccl;
 	int channels;
 	int64_t latency_ns;
@@ -57,9 +57,9 @@ double link_factor(int rank, int other);
 /* clock.c */
 int64_t now_ns(void);
 void sleep_until(int64_t planned);
-void note_lag(int64_t planned); /* this was to happen then, and happens now */
-int64_t host_time(void);           /* enqueue time of the calling thread */
-void host_reach(int64_t planned);  /* the host has waited for this */
+void note_lag(int64_t planned);   /* this was to happen then, and happens now */
+int64_t host_time(void);          /* enqueue time of the calling thread */
+void host_reach(int64_t planned); /* the host has waited for this */
 uint64_t device_time(int64_t planned);
 uint64_t random_bits(void);
 
@@ -131,28 +131,28 @@ int64_t transfer_time(const struct ncclComm *comm, const struct task *task);
 
 struct member { /* one rank; written by it, but for the bell */
 	_Alignas(64) atomic_int pid;
-	int world; /* rank in the job, for links */
-	uint64_t born; /* start time of the process, clock ticks since boot */
-	int color, key;  /* of the split being made */
+	int world;      /* rank in the job, for links */
+	uint64_t born;  /* start time of the process, clock ticks since boot */
+	int color, key; /* of the split being made */
 	_Alignas(64) atomic_uint bell;
-	atomic_int waits; /* enum wait_for */
+	atomic_int waits;                     /* enum wait_for */
 	_Alignas(64) _Atomic uint64_t posted; /* rounds whose input is in the stage */
 	_Atomic uint64_t done;                /* rounds that are read */
 	int64_t arrival[ROUNDS];              /* planned */
 	uint64_t what[ROUNDS];                /* all ranks must call the same */
 };
 
-struct mailbox { /* from one rank to one other */
-	_Alignas(64) _Atomic uint64_t posted, read;       /* letters */
-	_Atomic uint64_t sends, receives;                 /* messages begun */
-	int64_t send_arrival[2], receive_arrival[2];      /* planned, by message */
+struct mailbox {                                     /* from one rank to one other */
+	_Alignas(64) _Atomic uint64_t posted, read;  /* letters */
+	_Atomic uint64_t sends, receives;            /* messages begun */
+	int64_t send_arrival[2], receive_arrival[2]; /* planned, by message */
 	uint64_t send_bytes[2];
 };
 
 struct shared {
 	_Alignas(64) atomic_int nranks;
 	atomic_uint attached;
-	atomic_int error; /* ncclResult_t: the communicator is broken */
+	atomic_int error;    /* ncclResult_t: the communicator is broken */
 	atomic_uint barrier; /* arrivals of the host, at splits */
 	atomic_uint arrived[ROUNDS];
 };
@@ -194,7 +194,7 @@ struct ncclComm {
 	struct shared *shared;
 	atomic_int error;
 	cpunccl_stream *last_stream;
-	uint64_t round;    /* of collectives, counted by the streams */
+	uint64_t round;             /* of collectives, counted by the streams */
 	uint64_t *sends, *receives; /* messages by peer, likewise */
 	uint64_t operations;        /* counted by the host, for the draw of jitter */
 	_Atomic uint64_t sequence[COLLECTIVES];
@@ -209,8 +209,8 @@ struct ncclComm {
 	bool shifted;
 };
 bool comm_valid(const struct ncclComm *comm);
-ncclResult_t comm_create(struct ncclComm **out, int nranks, const char *id, uint64_t hash,
-			 int rank, int device, const char *name);
+ncclResult_t comm_create(struct ncclComm **out, int nranks, const char *id, uint64_t hash, int rank,
+			 int device, const char *name);
 uint64_t hash_bytes(const void *bytes, size_t length, uint64_t seed);
 
 /* group.c */

@@ -6,6 +6,7 @@ import ctypes
 import time
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint, c_uint64, c_void_p
 from pathlib import Path
+from typing import ClassVar
 
 BUILT = Path(__file__).resolve().parents[2] / "target" / "cpunccl"
 NCCL = BUILT / "libnccl.so.2"
@@ -20,13 +21,13 @@ SUCCESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR = 0, 4, 5, 6
 class UniqueId(ctypes.Structure):
     """ncclUniqueId."""
 
-    _fields_ = [("internal", ctypes.c_ubyte * 128)]
+    _fields_: ClassVar = [("internal", ctypes.c_ubyte * 128)]
 
 
 class Config(ctypes.Structure):
     """ncclConfig_t as of 2.27, with every value undefined but the name."""
 
-    _fields_ = [
+    _fields_: ClassVar = [
         ("size", c_size_t),
         ("magic", c_uint),
         ("version", c_uint),

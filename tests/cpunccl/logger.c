@@ -118,8 +118,8 @@ static int start(int api, void *context, handle *out, void *descriptor)
 	*out = setting("LOGGER_NULL", 0) & (long)type ? 0 : (handle)atomic_fetch_add(&handles, 1);
 	say("\"call\": \"start\", \"type\": %llu, \"context\": %zu, \"handle\": %zu, \"old\": %zu, "
 	    "\"parent\": %zu, \"rank\": %d%s",
-	    (unsigned long long)type, (uintptr_t)context, (uintptr_t)*out, old,
-	    FIELD(uintptr_t, 8), FIELD(int, 16), text);
+	    (unsigned long long)type, (uintptr_t)context, (uintptr_t)*out, old, FIELD(uintptr_t, 8),
+	    FIELD(int, 16), text);
 	return 0;
 }
 
@@ -191,8 +191,8 @@ struct table {
 		return begin(N, context, mask, name, hash, nodes, nranks, rank);                   \
 	}
 #define TABLE(N)                                                                                   \
-	VISIBLE const struct table ncclProfiler_v##N = {"logger",   (void *)init_v##N, start_v##N, \
-							stop, record, finalize};
+	VISIBLE const struct table ncclProfiler_v##N = {                                           \
+	    "logger", (void *)init_v##N, start_v##N, stop, record, finalize};
 START(3)
 TABLE(3)
 #if NEWEST >= 4

@@ -49,7 +49,8 @@ static bool move_letters(struct ncclComm *comm, struct transfer *one)
 	while (one->moved < one->bytes) {
 		uint64_t posted = atomic_load(&one->box->posted);
 		uint64_t read = atomic_load(&one->box->read);
-		size_t left = one->bytes - one->moved, part = left < LETTER_BYTES ? left : LETTER_BYTES;
+		size_t left = one->bytes - one->moved,
+		       part = left < LETTER_BYTES ? left : LETTER_BYTES;
 
 		if (sends ? posted - read == LETTERS : posted == read)
 			break;
@@ -101,8 +102,8 @@ static ncclResult_t progress(struct ncclComm *comm, struct transfer *transfers, 
 			continue;
 		*moved |= begin(comm, one, start);
 		/* A letter belongs to this message only when both sides are at it. */
-		if (one->begun && (one->task->function == SEND ||
-				   atomic_load(&one->box->sends) > one->number))
+		if (one->begun &&
+		    (one->task->function == SEND || atomic_load(&one->box->sends) > one->number))
 			*moved |= move_letters(comm, one);
 		if ((result = finish(comm, one)))
 			return result;

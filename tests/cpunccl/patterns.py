@@ -145,7 +145,9 @@ def moe(device: Device, place: Place, draw: random.Random, layers: int = 4) -> N
     for phase, total in ((FORWARD, 12), (BACKWARD, 22)):
         for _ in range(layers):
             # tokens[a][b]: from rank a to the expert of rank b, relative to the mean
-            tokens = [[max(0.5, draw.gauss(1, 0.1)) for _ in range(experts)] for _ in range(experts)]
+            tokens = [
+                [max(0.5, draw.gauss(1, 0.1)) for _ in range(experts)] for _ in range(experts)
+            ]
             load = sum(row[place.rank] for row in tokens) / experts
             out = [(b, _token_bytes(tokens[place.rank][b])) for b in range(experts)]
             back = [(a, _token_bytes(tokens[a][place.rank])) for a in range(experts)]

@@ -32,7 +32,8 @@ static double normal_draw(uint64_t bits)
 	return sum * 1.414; /* the variance of six is one half */
 }
 
-/* Nanoseconds from the last arrival to the end: latency, and bytes on the slowest link of the ring. */
+/* Nanoseconds from the last arrival to the end: latency, and bytes on the slowest link of the ring.
+ */
 int64_t transfer_time(const struct ncclComm *comm, const struct task *task)
 {
 	double bytes = (double)task->count * (double)type_size(task->type), factor = 1;
@@ -50,8 +51,8 @@ int64_t transfer_time(const struct ncclComm *comm, const struct task *task)
 		factor = link_factor(world, member_of(comm, task->peer)->world);
 	}
 	for (int i = 0; i < n && !IS_MESSAGE(task->function); i++) {
-		double one = link_factor(member_of(comm, i)->world,
-					 member_of(comm, (i + 1) % n)->world);
+		double one =
+		    link_factor(member_of(comm, i)->world, member_of(comm, (i + 1) % n)->world);
 
 		factor = one < factor ? one : factor;
 	}
@@ -89,8 +90,8 @@ static ncclResult_t run_messages(struct plan *plan, int64_t start, int64_t *end)
 	for (struct task *task = plan->tasks; task; task = task->next)
 		count++;
 	int64_t *ends = calloc(count, sizeof *ends), *one = ends;
-	ncclResult_t result = ends ? transport_messages(plan->comm, plan->tasks, start, ends)
-				   : ncclSystemError;
+	ncclResult_t result =
+	    ends ? transport_messages(plan->comm, plan->tasks, start, ends) : ncclSystemError;
 	for (struct task *task = plan->tasks; task; task = task->next, one++) {
 		if (!result) {
 			dump_task(plan->comm, task, start, *one);

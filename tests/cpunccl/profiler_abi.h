@@ -67,7 +67,7 @@ struct descriptor {
 			const char *type;
 			uint8_t channels, warps;
 			const char *algorithm, *protocol;
-			void *group; /* v5 */
+			void *group;         /* v5 */
 			const char *variant; /* v7 from here */
 			bool symmetric;
 			uint64_t tag;

@@ -3,7 +3,8 @@
  * What the plugin is told by the launching thread, per descriptor version and library version:
  *
  *   up to 2.27   Group, then Coll or P2p if the Group's handle is not NULL
- *   from 2.28    GroupApi, CollApi or P2pApi, KernelLaunch, Group, Coll or P2p; NULL parents allowed
+ *   from 2.28    GroupApi, CollApi or P2pApi, KernelLaunch, Group, Coll or P2p; NULL parents
+ * allowed
  */
 #include <string.h>
 #include "internal.h"
@@ -15,18 +16,17 @@
 
 const char *function_name(enum function function)
 {
-	static const char *const names[] = {"Broadcast", "Reduce", "AllGather", "ReduceScatter",
-					    "AllReduce", "AlltoAll", "Send", "Recv"};
+	static const char *const names[] = {"Broadcast", "Reduce",   "AllGather", "ReduceScatter",
+					    "AllReduce", "AlltoAll", "Send",      "Recv"};
 
 	return names[function];
 }
 
 static const char *type_name(ncclDataType_t type)
 {
-	static const char *const names[] = {"ncclInt8",	   "ncclUint8",	  "ncclInt32",
-					    "ncclUint32",  "ncclInt64",	  "ncclUint64",
-					    "ncclFloat16", "ncclFloat32", "ncclFloat64",
-					    "ncclBfloat16"};
+	static const char *const names[] = {
+	    "ncclInt8",   "ncclUint8",   "ncclInt32",   "ncclUint32",  "ncclInt64",
+	    "ncclUint64", "ncclFloat16", "ncclFloat32", "ncclFloat64", "ncclBfloat16"};
 
 	return names[type];
 }
@@ -165,8 +165,8 @@ void profiler_prepare(struct plan *plan)
 	}
 }
 
-static void describe_collective(const struct plan *plan, const struct task *task,
-				uint64_t sequence, struct descriptor *descriptor)
+static void describe_collective(const struct plan *plan, const struct task *task, uint64_t sequence,
+				struct descriptor *descriptor)
 {
 	size_t bytes = task->count * type_size(task->type), count = task->count;
 	const char *type = type_name(task->type), *name = function_name(task->function);

@@ -34,7 +34,7 @@ void *profiler_context(const struct ncclComm *comm)
 
 static int highest_api(int version)
 {
-	return version >= 23100	  ? 7
+	return version >= 23100   ? 7
 	       : version >= 22900 ? 6
 	       : version >= 22800 ? 5
 	       : version >= 22700 ? 4

@@ -22,7 +22,7 @@ size_t type_size(ncclDataType_t type)
 	{                                                                                          \
 		switch (op) {                                                                      \
 		case ncclProd:                                                                     \
-			LOOP(T, a * b)                                                             \
+			LOOP(T, a *b)                                                              \
 		case ncclMax:                                                                      \
 			LOOP(T, a > b ? a : b)                                                     \
 		case ncclMin:                                                                      \

@@ -12,6 +12,7 @@ from ctypes import byref, c_int, c_void_p
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
@@ -243,12 +244,9 @@ def mismatch(me: Rank) -> None:
     """Ranks that call different collectives get an error, not a wrong result."""
     data = np.zeros(8, np.float32)
     me.call("ncclAllReduce", data, data, 8 if me.rank else 4, nccl.FLOAT, nccl.SUM)
-    try:
+    with pytest.raises(nccl.NcclError) as raised:
         me.sync()
-    except nccl.NcclError as error:
-        assert error.code == nccl.INVALID_USAGE, error
-    else:
-        raise AssertionError("no error")
+    assert raised.value.code == nccl.INVALID_USAGE
 
 
 def killed(me: Rank) -> None:
@@ -258,8 +256,7 @@ def killed(me: Rank) -> None:
     me.sync()
     if me.rank == me.world - 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    me.call("ncclAllReduce", data, data, 8, nccl.FLOAT, nccl.SUM)
-    _expect_remote_error(me)
+    _expect_remote_error(me, data)
     me.lib.call("ncclCommAbort", me.comm)
 
 
@@ -269,17 +266,14 @@ def aborted(me: Rank) -> None:
     if me.rank == me.world - 1:
         me.lib.call("ncclCommAbort", me.comm)
         return
-    me.call("ncclAllReduce", data, data, 8, nccl.FLOAT, nccl.SUM)
-    _expect_remote_error(me)
+    _expect_remote_error(me, data)
 
 
-def _expect_remote_error(me: Rank) -> None:
-    try:
+def _expect_remote_error(me: Rank, data: np.ndarray) -> None:
+    with pytest.raises(nccl.NcclError) as raised:  # noqa: PT012
+        me.call("ncclAllReduce", data, data, 8, nccl.FLOAT, nccl.SUM)
         me.sync()
-    except nccl.NcclError as error:
-        assert error.code == nccl.REMOTE_ERROR, error
-    else:
-        raise AssertionError("no error")
+    assert raised.value.code == nccl.REMOTE_ERROR
     code = c_int()
     me.lib.call("ncclCommGetAsyncError", me.comm, byref(code))
     assert code.value == nccl.REMOTE_ERROR

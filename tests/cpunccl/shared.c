@@ -81,10 +81,11 @@ uint64_t process_born(int pid)
 		fclose(file);
 	text[length] = 0;
 	char *name_end = strrchr(text, ')'), state = 0;
-	if (name_end && sscanf(name_end + 1,
-			       " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d "
-			       "%*d %*d %*d %lu",
-			       &state, &born) == 2 &&
+	if (name_end &&
+	    sscanf(name_end + 1,
+		   " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d "
+		   "%*d %*d %*d %lu",
+		   &state, &born) == 2 &&
 	    state != 'Z' && state != 'X')
 		return born;
 	return 0;

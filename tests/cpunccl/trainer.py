@@ -145,7 +145,9 @@ class Recorder:
 class Gpu:
     """The device of one rank; ``factors`` stretch its phases."""
 
-    def __init__(self, lib: library.Library, groups: dict[str, ctypes.c_void_p], world: int) -> None:
+    def __init__(
+        self, lib: library.Library, groups: dict[str, ctypes.c_void_p], world: int
+    ) -> None:
         self.lib, self.groups, self.world = lib, groups, world
         self.compute, self.communication = (lib.cpunccl_stream_create() for _ in range(2))
         self.forked, self.joined = (lib.cpunccl_event_create() for _ in range(2))
