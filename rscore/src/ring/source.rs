@@ -115,7 +115,7 @@ pub fn open_file(file: &File) -> Result<Memory, Refusal> {
     if unsafe { libc::fstatfs(file.as_raw_fd(), &mut system) } != 0 {
         return Err(failed("its filesystem is unknown"));
     }
-    if system.f_type as i64 != libc::TMPFS_MAGIC as i64 {
+    if system.f_type != libc::TMPFS_MAGIC {
         return never("it is not shared memory (tmpfs)");
     }
     // SAFETY: no pointers are passed.
