@@ -383,9 +383,9 @@ fn discover_loop(shared: &Shared, config: discover::Config) {
         if !gone.is_empty() {
             lock(&shared.attacher).forget(&gone);
         }
-        finder.look(|process, what| {
+        finder.look(|process, sight| {
             let mut rings = lock(&shared.rings);
-            rings.found(process, what, &mut lock(&shared.pipeline));
+            rings.found(process, sight, &mut lock(&shared.pipeline))
         });
         // A forked worker maps nothing anew, so only its events tell of it.
         let strangers = lock(&shared.pipeline).strangers();

@@ -16,6 +16,8 @@ use super::clock;
 
 /// Rings read at a time. Reading makes their pages resident: 344 MB at the very worst.
 const MAX_RINGS: usize = 256;
+/// Refused ones that are named.
+const MAX_REFUSED: usize = 256;
 /// Last states kept of rings whose process has gone, and for how long.
 const MAX_ENDED: usize = 64;
 const KEEP_ENDED: Duration = Duration::from_secs(1800);
@@ -58,11 +60,9 @@ impl Finder {
         self.candidates.remove(&process);
     }
 
-    /// Looks at the processes whose time has come; `take` gets what is new about one.
-    pub(super) fn look(
-        &mut self,
-        mut take: impl FnMut(ProcessKey, Result<(Memory, usize), String>),
-    ) {
+    /// Looks at the processes whose time has come. `take` gets what is known now and says whether
+    /// that is the end of looking.
+    pub(super) fn look(&mut self, mut take: impl FnMut(ProcessKey, Sight) -> bool) {
         let now = Instant::now();
         let due: Vec<ProcessKey> =
             self.candidates.iter().filter(|(_, c)| c.due <= now).map(|(key, _)| *key).collect();
@@ -70,26 +70,35 @@ impl Finder {
             let Some(candidate) = self.candidates.get_mut(&process) else { continue };
             let age = now.saturating_duration_since(candidate.since);
             candidate.due = now + (age / LOOK_SHARE).clamp(LOOK_LEAST, LOOK_MOST);
-            let source = match &self.source {
-                Ok(source) => source,
-                Err(why) => {
-                    take(process, Err(why.clone()));
-                    continue;
-                }
+            let sight = match &self.source {
+                Ok(source) => sight(source, process, age),
+                Err(why) => Sight::Refused(why.clone()),
             };
-            let Ok(found) = source.find(process.pid) else { continue };
-            match (found.ring, found.refusal) {
-                (Some(ring), _) => {
-                    self.candidates.remove(&process);
-                    take(process, Ok((ring, found.others)));
-                }
-                (None, Some(Refusal::Never(why))) => take(process, Err(why)),
-                (None, Some(Refusal::Early)) if age > EARLY => {
-                    take(process, Err("it was never finished: its header has no magic".into()));
-                }
-                _ => {}
+            if take(process, sight) {
+                self.candidates.remove(&process);
             }
         }
+    }
+}
+
+/// What one look at a process found.
+pub(super) enum Sight {
+    Nothing,
+    /// A ring, and how many others the process has.
+    Ring(Box<Memory>, usize),
+    /// There is one, and why it is not read.
+    Refused(String),
+}
+
+fn sight(source: &Source, process: ProcessKey, age: Duration) -> Sight {
+    let Ok(found) = source.find(process.pid) else { return Sight::Nothing };
+    match (found.ring, found.refusal) {
+        (Some(ring), _) => Sight::Ring(Box::new(ring), found.others),
+        (None, Some(Refusal::Never(why))) => Sight::Refused(why),
+        (None, Some(Refusal::Early)) if age > EARLY => {
+            Sight::Refused("it was never finished: its header is empty".into())
+        }
+        _ => Sight::Nothing,
     }
 }
 
@@ -142,30 +151,52 @@ pub(super) struct Rings {
 pub(super) struct Handle(ProcessKey, Arc<Memory>, Figures, usize);
 
 impl Rings {
-    /// A ring was found, or why it is not read.
+    /// Takes what was found of a process; true when it need not be looked at again.
     pub(super) fn found(
         &mut self,
         process: ProcessKey,
-        what: Result<(Memory, usize), String>,
+        sight: Sight,
         pipeline: &mut Pipeline,
-    ) {
-        let (memory, others) = match what {
-            Ok(found) => found,
-            Err(why) => return self.refuse(process, why),
-        };
+    ) -> bool {
         // Its libraries changed, so it was looked at again.
         if self.open.iter().any(|open| open.process == process) {
-            return;
-        }
-        let same = |open: &&Open| open.reader.memory().inode == memory.inode;
-        if let Some(owner) = self.open.iter().find(same) {
-            let owner = owner.process.pid;
-            return self.refuse(process, format!("it is process {owner}'s, and read as that"));
-        }
-        if self.open.len() >= MAX_RINGS {
-            return self.refuse(process, format!("{MAX_RINGS} rings are read already"));
+            return true;
         }
         self.refused.remove(&process);
+        let why = match sight {
+            Sight::Nothing => return false,
+            Sight::Refused(why) => why,
+            Sight::Ring(memory, others) => match self.obstacle(&memory) {
+                Some(why) => why,
+                None => {
+                    self.open(process, *memory, others, pipeline);
+                    return true;
+                }
+            },
+        };
+        if self.refused.len() < MAX_REFUSED {
+            self.refused.insert(process, why);
+        }
+        false
+    }
+
+    /// Why this node does not read another ring, or not this one.
+    fn obstacle(&self, memory: &Memory) -> Option<String> {
+        let same = |open: &&Open| open.reader.memory().inode == memory.inode;
+        if let Some(owner) = self.open.iter().find(same) {
+            return Some(format!("it is read as that of process {}", owner.process.pid));
+        }
+        let full = self.open.len() >= MAX_RINGS;
+        full.then(|| format!("{MAX_RINGS} rings are read already"))
+    }
+
+    fn open(
+        &mut self,
+        process: ProcessKey,
+        memory: Memory,
+        others: usize,
+        pipeline: &mut Pipeline,
+    ) {
         if let Some(wish) = self.wish {
             memory.ask(wish);
         }
@@ -174,12 +205,6 @@ impl Rings {
         self.open.push(Open { process, reader, others, full });
         pipeline.ring_opened(process.pid);
         pipeline.ring_mode(process.pid, full);
-    }
-
-    fn refuse(&mut self, process: ProcessKey, why: String) {
-        if self.refused.len() < MAX_RINGS || self.refused.contains_key(&process) {
-            self.refused.insert(process, why);
-        }
     }
 
     /// Reads every ring for one turn; true when one of them has more.
