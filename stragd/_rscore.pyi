@@ -81,8 +81,6 @@ class RingCommunicator(TypedDict):
     ended_ns: int  # 0 while it lives
     functions: dict[str, RingProgress]  # by function, those with anything enqueued
 
-RingMode = Literal["default", "off", "progress", "full"]
-
 @type_check_only
 class RingStatus(TypedDict):
     pid: int
@@ -96,7 +94,9 @@ class RingStatus(TypedDict):
     mode: Literal["off", "progress", "full", "default", "unknown"]  # in force
     sample: int  # of every N blocks of 4096 collectives one; 0 and 1: all
     floor: int  # bytes of the smallest message that is recorded, 0: all
-    wanted: RingMode  # asked for, by this daemon or an earlier one
+    wanted: Literal[
+        "default", "off", "progress", "full"
+    ]  # asked for, by this daemon or an earlier one
     wanted_sample: int
     wanted_floor: int
     controllable: bool
