@@ -1,4 +1,4 @@
-//! The boundary to Python, typed in `stragd/_rscore.pyi`. The only file that knows PyO3.
+//! The boundary to Python, typed in `stragd/_rscore.pyi`. The only module that knows PyO3.
 
 use std::time::Duration;
 
@@ -12,6 +12,8 @@ use crate::probes;
 use crate::score;
 use crate::steps;
 use crate::window::{self, RankWindow};
+
+mod ring;
 
 const ROW: usize = std::mem::size_of::<RankWindow>();
 
@@ -282,6 +284,19 @@ impl Engine {
             figures.set_item(name, value)?;
         }
         Ok(figures)
+    }
+
+    fn rings<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let list = PyList::empty(py);
+        for ring in py.detach(|| self.engine.rings()) {
+            list.append(ring::status(py, &ring)?)?;
+        }
+        Ok(list)
+    }
+
+    #[pyo3(signature = (mode, sample, floor, pid))]
+    fn set_ring(&self, mode: &str, sample: u32, floor: u64, pid: Option<u32>) -> PyResult<usize> {
+        Ok(self.engine.set_ring(ring::control(mode, sample, floor)?, pid))
     }
 
     fn set_probes(&self, py: Python<'_>, on: bool) {

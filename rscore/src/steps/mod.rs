@@ -27,6 +27,7 @@ pub use communicators::CommunicatorStatus;
 use hash::Map;
 use process::{Assignment, Process};
 
+use crate::ring::Record;
 use crate::window::job::Job;
 use crate::window::RankWindow;
 use crate::wire::{what, Event};
@@ -339,4 +340,22 @@ impl Pipeline {
             self.index();
         }
     }
+}
+
+/// Device times of a process's ring.
+impl Pipeline {
+    /// A ring of this process is read from now on.
+    pub fn ring_opened(&mut self, _pid: u32) {}
+
+    /// One record of a ring.
+    pub fn on_record(&mut self, _pid: u32, _record: &Record) {}
+
+    /// Records that were overwritten before they were read.
+    pub fn ring_lost(&mut self, _pid: u32, _lost: u64) {}
+
+    /// Whether the ring has every collective; false: off, thinned or floored.
+    pub fn ring_mode(&mut self, _pid: u32, _full: bool) {}
+
+    /// The ring is not read any more.
+    pub fn ring_closed(&mut self, _pid: u32) {}
 }
