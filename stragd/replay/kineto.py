@@ -130,11 +130,13 @@ def looks_like_trace(path: Path) -> bool:
             head = (gzip.GzipFile(fileobj=raw) if packed else raw).read(HEAD)
     except (OSError, EOFError, zlib.error):
         return False
-    return b'"traceEvents"' in head or b'"schemaVersion"' in head or b'"deviceProperties"' in head
+    return any(key in head for key in (b'"traceEvents"', b'"schemaVersion"', b'"ph"'))
 
 
 def _load(path: Path, vocabulary: dict[str, int]) -> _Trace:
     document = load_json(path)
+    if isinstance(document, list):  # as torch wrote it before Kineto
+        document = {"traceEvents": document}
     if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
         raise RecordingError("not a Kineto trace: it has no traceEvents")
     kernels: list[tuple[float, float, int, str]] = []

@@ -63,7 +63,8 @@ def read(path: Path, per_window: int | None = None) -> Recording:
     kinds, ranks = _load(path)
     job = key_of(path.name)
     world_size = max(ranks) + 1
-    about = RecordedJob(path.stem, world_size, ranks=ranks)
+    labels = {rank: f"rank {rank}" for rank in ranks}
+    about = RecordedJob(path.stem, world_size, labels, ranks=ranks)
     notes = ["totals only: without steps, costs are shares of the longest time in collectives"]
     recording = Recording(FORMAT, {job: about}, [], 0, notes=notes)
     named = [name for kind in kinds.values() if (name := _waited_for(kind, ranks)) is not None]

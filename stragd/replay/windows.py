@@ -137,7 +137,7 @@ def _take_about(jobs: dict[int, RecordedJob], about: dict[str, Any]) -> int:
     job.world_size = max(job.world_size, world)
     job.hosts.update(known)
     job.classes.update(kinds)
-    job.labels.update({rank: f"rank {rank} on {host}" for rank, host in known.items() if host})
+    job.labels.update({rank: f"rank {rank}" for rank in known})
     return key
 
 
