@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 LEAST_MATCH = 0.9
 """Share of the sequence that must repeat."""
+LEAST_REPEATS = 3
 RARE_TOKENS = 8
 CANDIDATES = 512
 
@@ -26,11 +27,14 @@ def find_period(tokens: Tokens) -> int:
 
     A period is a distance between two occurrences of every collective in it, so the rarest ones
     give the candidates. Layers of one kind repeat within a step nearly as well as the step does,
-    hence the best match decides, and the shorter one only where it is as good.
+    hence the best match decides, and the shorter one only where it is as good. What occurs once or
+    twice is no part of any step.
     """
     values, counts = np.unique(tokens, return_counts=True)
+    tokens = tokens[np.isin(tokens, values[counts >= LEAST_REPEATS])]
     candidates: set[int] = set()
-    rare = [v for v, c in sorted(zip(values, counts, strict=True), key=lambda x: x[1]) if c >= 2]
+    ordered = sorted(zip(counts.tolist(), values.tolist(), strict=True))
+    rare = [value for count, value in ordered if count >= LEAST_REPEATS]
     for value in rare[:RARE_TOKENS]:
         places = np.flatnonzero(tokens == value)[: CANDIDATES + 1]
         candidates.update((places[1:] - places[0]).tolist())

@@ -36,6 +36,9 @@ COMMUNICATION = (
     "barrier",
 )  # fmt: skip
 
+MAX_SECONDS = 1e6
+"""Longest step that is believed."""
+
 
 def read(path: Path, per_window: int | None = None) -> Recording:
     """Raises RecordingError."""
@@ -93,9 +96,12 @@ def _checked(table: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         values = table[name]
         if values.dtype.kind != "i" or (values < 0).any():
             raise RecordingError(f"column {name} has values that are empty or below 0")
-    bad = ~np.isfinite(start) | ~np.isfinite(length) | (start < 0) | (length < 0)
-    if bad.any():
-        raise RecordingError(f"{int(bad.sum())} rows have a start_ts or duration below 0 or empty")
+    # A comparison with NaN is false, so what is empty is not good either.
+    good = (start >= 0) & (start < MAX_SECONDS) & (length >= 0) & (length < MAX_SECONDS)
+    if not good.all():
+        raise RecordingError(
+            f"{int((~good).sum())} rows have a start_ts or duration that is no time within a step"
+        )
     if len(rank) and (rank.max() > MAX_RANK or len(np.unique(rank)) > MAX_RANKS):
         raise RecordingError(f"ranks beyond {MAX_RANK}, or more than {MAX_RANKS} of them")
     order = np.lexsort((start, step, rank))

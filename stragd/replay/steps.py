@@ -23,6 +23,7 @@ WINDOWS = 64
 """Least windows of a recording, where it has so many steps: an episode of a twentieth of it then
 fills three windows, which is what the scorer needs to confirm and to date it."""
 TRIM = 0.1
+MAX_TIME_NS = 1 << 62
 SOURCE_DEVICE, SOURCE_GLOO = 1, 3
 
 
@@ -137,14 +138,19 @@ def _fill(row: np.void, rank: RankSteps, begin: int, end: int, comm: Floats) -> 
     row["rank"], row["signature"], row["class_id"] = rank.rank, rank.signature, rank.class_id
     row["first_step"], row["last_step"] = rank.number[begin], rank.number[end - 1]
     row["steps"], row["source"] = end - begin, rank.source
-    row["start_ns"] = rank.zero_ns + int(max(rank.end[begin] - wall[0], 0.0))
-    row["end_ns"] = row["time_ns"] = rank.zero_ns + int(max(rank.end[end - 1], 0.0))
+    row["start_ns"] = _clock(rank, rank.end[begin] - wall[0])
+    row["end_ns"] = row["time_ns"] = _clock(rank, rank.end[end - 1])
     row["wall"] = trimmed(wall)[0]
     row["own"], row["own_se"] = trimmed(wall - busy)
     total = trimmed(busy)[0]
     row["comm"] = min(trimmed(comm[np.isfinite(comm)])[0], total)
     row["wait"] = total - row["comm"]
     row["collectives"] = rank.collectives
+
+
+def _clock(rank: RankSteps, time: float) -> int:
+    """Time of day of a step's time, ns; a file can claim any."""
+    return min(max(rank.zero_ns + int(time), 0), MAX_TIME_NS)
 
 
 def _transfer(ranks: Sequence[RankSteps], numbers: NDArray[np.int64]) -> dict[int, Floats]:
