@@ -30,14 +30,15 @@ TOTALS = DATA / "tracelens" / "nccl_summary_long.csv"
 NCCL_TRACES = DATA / "hta"
 
 
-def stragctl(*arguments: object) -> subprocess.CompletedProcess[str]:
+def stragctl(*arguments: object, path: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run it; ``path`` is searched for modules before all others but the repository."""
     return subprocess.run(
         [sys.executable, "-m", "stragd.cli.main", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8", "COLUMNS": "100"},
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{path}", "LC_ALL": "C.UTF-8", "COLUMNS": "100"},
     )
 
 

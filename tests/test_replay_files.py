@@ -109,6 +109,15 @@ def test_damaged_parquet(tmp_path: Path) -> None:
     refused(path, "column stage is missing")
 
 
+def test_parquet_without_its_package_says_how_to_get_it(tmp_path: Path) -> None:
+    (tmp_path / "pyarrow").mkdir()
+    write(tmp_path / "pyarrow" / "__init__.py", "raise ImportError('needs a newer numpy')")
+    done = stragctl("replay", TRACE_ST, path=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "needs a newer numpy" in done.stderr
+    assert "pip install 'stragd[parquet]'" in done.stderr
+
+
 def trace(rank: int, **extra: Any) -> dict[str, Any]:
     events = [
         {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)",
@@ -227,7 +236,23 @@ def test_bad_rows_are_refused_alone(tmp_path: Path) -> None:
     answer = replay(open_recording(write(tmp_path / "own", b"".join(entries))))
     assert answer["findings"] == []
     assert answer["refused_rows"] == 30 * 4
+    assert answer["abstentions"] == []
     assert sum("not of its job" in note for note in answer["notes"]) == 30
+
+
+def test_ranks_without_a_verdict_are_listed_once(tmp_path: Path) -> None:
+    """Host probes see no device time: nobody is judged, in any window."""
+    entries = [windows.header()]
+    for window in range(12):
+        blind = rows(window, [math.nan] * 4, flags=8, wait=math.nan, comm=math.nan, source=2)
+        entries.append(windows.entry(ABOUT, blind.tobytes()))
+    answer = replay(open_recording(write(tmp_path / "own", b"".join(entries))))
+    assert [item["rank"] for item in answer["abstentions"]] == [0, 1, 2, 3]
+    assert {item["reason"] for item in answer["abstentions"]} == {
+        "host probes only: no device time"
+    }
+    done = stragctl("replay", tmp_path / "own")
+    assert "no verdict on ranks 0-3: host probes only" in done.stdout.replace(" of train", "")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from stragd._rscore import Abstention as RawAbstention
     from stragd._rscore import Finding as RawFinding
 
 SLOW = ("suspect", "confirmed")
@@ -32,7 +35,7 @@ class Replay(TypedDict):
     steps_per_window: int | None  # None where the recording was cut into windows already
     refused_rows: int
     findings: list[Finding]  # that were confirmed, open or cleared at the end
-    abstentions: list[Abstention]  # at the end of the recording
+    abstentions: list[Abstention]  # ranks without a verdict in most of their windows
     notes: list[str]
 
 
@@ -55,12 +58,42 @@ class _Episode:
     slow: list[RawFinding] = field(default_factory=list)  # one per window in which it was slow
 
 
+class _Silence:
+    """Windows in which nothing was said about the ranks of one job.
+
+    The scorer says nothing while it learns, and little at the ragged end of a recording.
+    """
+
+    def __init__(self) -> None:
+        self._windows: Counter[int] = Counter()
+        self._silent: dict[int, Counter[str]] = {}
+        self._last: dict[int, int] = {}
+
+    def take(self, rows: NDArray[np.void], abstentions: list[RawAbstention]) -> None:
+        self._windows.update(rows["rank"].tolist())
+        for item in abstentions:
+            self._silent.setdefault(item["rank"], Counter())[item["reason"]] += 1
+            self._last[item["rank"]] = item["window"]
+
+    def most(self, key: int, about: RecordedJob) -> Iterator[Abstention]:
+        """Ranks without a verdict in most of their windows, with the usual reason."""
+        for rank, reasons in sorted(self._silent.items()):
+            if 2 * reasons.total() > self._windows[rank]:
+                yield {
+                    "job": job_key(key),
+                    "job_name": about.name,
+                    "rank": int(rank),
+                    "window": int(self._last[rank]),
+                    "reason": clean(reasons.most_common(1)[0][0]),
+                }
+
+
 def replay(recording: Recording, settings: dict[str, Any] | None = None) -> Replay:
     """Score every window in its order. ``settings`` is the scorer's configuration."""
     scorer = Scorer(settings or {})
     episodes: dict[tuple[int, int], _Episode] = {}
     windows: dict[tuple[int, int], _Window] = {}
-    abstentions: dict[int, list[Abstention]] = {}
+    silences = {key: _Silence() for key in recording.jobs}
     refused = 0
     for rows in recording.windows:
         key = int(rows["job"][0])
@@ -69,24 +102,17 @@ def replay(recording: Recording, settings: dict[str, Any] | None = None) -> Repl
         refused += update["refused_rows"]
         for raw in update["findings"]:
             _take(episodes, raw)
-        about = recording.jobs[key]
-        abstentions[key] = [
-            {
-                "job": job_key(key),
-                "job_name": about.name,
-                "rank": int(item["rank"]),
-                "window": int(item["window"]),
-                "reason": clean(item["reason"]),
-            }
-            for item in update["abstentions"]
-        ]
+        silences[key].take(rows, update["abstentions"])
     findings = []
+    abstentions = [
+        item for key, about in recording.jobs.items() for item in silences[key].most(key, about)
+    ]
     for episode in episodes.values():
         if episode.confirmed:
             findings.append(_finding(episode, recording, windows))
         elif episode.last["state"] == "suspect" and episode.last["rank"] is not None:
             key = episode.last["job"]
-            abstentions[key].append(_suspicion(episode.last, recording.jobs[key], windows))
+            abstentions.append(_suspicion(episode.last, recording.jobs[key], windows))
     for told in recording.findings:
         about = recording.jobs[told["job"]]
         finding = build(told, _about(told["job"], about), _subject(told, about), True)
@@ -101,7 +127,7 @@ def replay(recording: Recording, settings: dict[str, Any] | None = None) -> Repl
         "steps_per_window": recording.steps_per_window,
         "refused_rows": refused,
         "findings": findings,
-        "abstentions": [item for items in abstentions.values() for item in items],
+        "abstentions": abstentions,
         "notes": recording.notes,
     }
 
