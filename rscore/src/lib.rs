@@ -10,6 +10,7 @@
 pub mod discover;
 pub mod engine;
 pub mod probes;
+pub mod ring;
 pub mod score;
 pub mod steps;
 pub mod window;

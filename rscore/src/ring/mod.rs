@@ -1,0 +1,3 @@
+//! The shared-memory ring of the profiler plugin: what its process's device timed.
+
+pub mod record;
