@@ -9,12 +9,16 @@ use super::communicators::Communicators;
 use super::coverage::Coverage;
 use super::inflight::Collective;
 use super::lane::Lane;
+use super::overlap::{Neighbours, Overlap};
 use super::reorder::Reorder;
 use crate::ring::record::{flag, Record};
 use crate::wire::function;
 
 /// Device times later than this behind the last tick are not believed, ns.
 const MAX_AHEAD_NS: u64 = 10_000_000_000;
+
+/// Communicators whose ends are kept.
+const MAX_STREAMS: usize = 512;
 
 /// One process, through its ring.
 #[derive(Debug)]
@@ -25,6 +29,11 @@ pub(crate) struct Device {
     reorder: Reorder,
     /// Messages of one batch, while more of it may follow.
     batch: Option<Collective>,
+    /// The latest one, with the ordinal of its communicator: the next one shows what it hid.
+    latest: Option<(u16, Collective)>,
+    pub overlap: Overlap,
+    /// End of the latest collective of each communicator, ns, by ordinal.
+    stream_ends: Vec<u64>,
     open: bool,
     full: bool,
     /// Since when every record counts; `None` before the first.
@@ -47,6 +56,9 @@ impl Device {
             communicators: Communicators::default(),
             reorder: Reorder::default(),
             batch: None,
+            latest: None,
+            overlap: Overlap::default(),
+            stream_ends: Vec::new(),
             open: true,
             full: true,
             since_ns: None,
@@ -86,8 +98,7 @@ impl Device {
         self.since_ns.get_or_insert(collective.end_ns);
         if !is_message(record.function) {
             self.end_batch();
-            let communicator = self.communicators.count(record.communicator);
-            self.lane.take(communicator, &collective);
+            self.follow(&collective);
             return;
         }
         let grouped = record.flags & flag::GROUPED != 0 && !gap;
@@ -105,9 +116,44 @@ impl Device {
     /// Hands the messages on that wait for more of their batch.
     fn end_batch(&mut self) {
         if let Some(batch) = self.batch.take() {
-            let communicator = self.communicators.count(batch.communicator);
-            self.lane.take_message(communicator, &batch);
+            self.follow(&batch);
         }
+    }
+
+    /// Takes the next collective in issue order, and hands the one before it on.
+    fn follow(&mut self, collective: &Collective) {
+        let ordinal = self.communicators.count(collective.communicator);
+        let place = usize::from(ordinal);
+        if place >= self.stream_ends.len() && place < MAX_STREAMS {
+            self.stream_ends.resize(place + 1, 0);
+        }
+        let stream_end_ns = self.stream_ends.get(place).copied().unwrap_or(0);
+        if let Some(end) = self.stream_ends.get_mut(place).filter(|_| collective.timed) {
+            *end = collective.end_ns;
+        }
+        self.hand_on(collective.start_ns, stream_end_ns, collective.timed && !collective.broken);
+        self.latest = Some((ordinal, *collective));
+    }
+
+    fn hand_on(&mut self, next_start_ns: u64, stream_end_ns: u64, next_timed: bool) {
+        let Some((ordinal, mut collective)) = self.latest.take() else { return };
+        if let (Some(place), true) = (self.lane.next_place(), next_timed && collective.timed) {
+            let (start_ns, end_ns) = (collective.start_ns, collective.end_ns);
+            self.overlap.follow(self.lane.period(), self.lane.signature(), start_ns);
+            if place == 0 {
+                self.overlap.begin_step(start_ns);
+                self.lane.counting = self.overlap.is_settled();
+            }
+            let n = Neighbours { start_ns, end_ns, next_start_ns, stream_end_ns };
+            collective.start_ns += self.overlap.own_within(place, &n);
+        }
+        match collective.function {
+            // Sizes of messages may be others in every step.
+            function::SEND | function::RECV | function::ALL_TO_ALL => {
+                self.lane.take_message(ordinal, &collective)
+            }
+            _ => self.lane.take(ordinal, &collective),
+        };
     }
 
     /// `lost` more records were overwritten before they were read.
@@ -121,6 +167,7 @@ impl Device {
         if self.until_ns.is_none() {
             self.settle(u64::MAX);
             self.end_batch();
+            self.hand_on(0, 0, false);
             self.until_ns = Some(self.lane.covered_ns());
         }
         self.open &= !closed;
@@ -156,7 +203,7 @@ impl Device {
     /// More than a tenth of the records since the last window were lost.
     pub fn is_lossy(&self) -> bool {
         let lost = self.lost.max(self.reorder.missing()) - self.lost_before;
-        lost > 0 && lost * 10 > lost + self.records - self.records_before
+        lost > (self.records - self.records_before) / 9
     }
 
     /// Some times since the last window are of the host's poll.

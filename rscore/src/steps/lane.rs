@@ -48,6 +48,8 @@ pub(crate) struct Lane {
     completed: u64,
     untimed: u64,
     outvoted: u32,
+    /// Steps count; off while it is not yet known what is own time.
+    pub counting: bool,
 }
 
 impl Lane {
@@ -66,6 +68,7 @@ impl Lane {
             completed: 0,
             untimed: 0,
             outvoted: 0,
+            counting: true,
         }
     }
 
@@ -128,7 +131,7 @@ impl Lane {
         self.steps.duration(place.index, collective.end_ns.saturating_sub(collective.start_ns));
         if place.last {
             self.completed += 1;
-            if place.regular {
+            if place.regular && self.counting {
                 self.steps.push(StepRecord {
                     number: self.completed,
                     start_ns: self.step.start_ns,
@@ -166,6 +169,11 @@ impl Lane {
     /// A pattern is in force.
     pub fn has_pattern(&self) -> bool {
         self.tracker.pattern().is_some()
+    }
+
+    /// Place in the step of the next collective, as far as one can tell.
+    pub fn next_place(&self) -> Option<usize> {
+        self.tracker.next_place()
     }
 
     /// What this lane takes for the step of `job`; `None` without a pattern.

@@ -21,6 +21,7 @@ mod hash;
 mod inflight;
 mod kinds;
 pub(crate) mod lane;
+mod overlap;
 mod pattern;
 mod period;
 pub(crate) mod process;
@@ -230,6 +231,7 @@ impl Pipeline {
             self.agreed_ns = now_ns;
             self.agree();
         }
+        self.share_overlap();
         let jobs: Vec<u64> = self.jobs.keys().copied().collect();
         for job in jobs {
             self.close_windows(job, now_ns, false);
@@ -253,6 +255,15 @@ impl Pipeline {
         for vote in agreement::outvoted(&votes) {
             self.processes[places[vote]].look_again();
         }
+    }
+
+    /// Ranks with one sequence tell each other beside what of it they work.
+    fn share_overlap(&mut self) {
+        let mut groups: HashMap<(u64, u64), Vec<&mut overlap::Overlap>> = HashMap::new();
+        for (job, signature, overlap) in self.processes.iter_mut().filter_map(Process::overlap) {
+            groups.entry((job, signature)).or_default().push(overlap);
+        }
+        groups.values_mut().for_each(|ranks| overlap::share(ranks));
     }
 
     /// Registers a process before its first event.

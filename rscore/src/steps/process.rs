@@ -5,6 +5,7 @@ use super::communicators::Communicators;
 use super::device::Device;
 use super::inflight::{Collective, InFlight};
 use super::lane::Lane;
+use super::overlap::Overlap;
 use super::RankStatus;
 use crate::ring::record::Record;
 use crate::window::source;
@@ -186,6 +187,13 @@ impl Process {
     pub fn vote(&self) -> Option<Vote> {
         let job = self.assignment.filter(|_| !self.ended)?.job;
         self.lane().vote(job)
+    }
+
+    /// What the ring's lane knows of its places, with its job and signature.
+    pub fn overlap(&mut self) -> Option<(u64, u64, &mut Overlap)> {
+        let job = self.assignment.filter(|_| !self.ended)?.job;
+        let device = self.device.as_mut().filter(|device| device.lane.has_pattern())?;
+        Some((job, device.lane.signature(), &mut device.overlap))
     }
 
     /// Most ranks cut the same sequence otherwise: searches anew, a bounded number of times.

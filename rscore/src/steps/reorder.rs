@@ -90,7 +90,7 @@ impl Reorder {
                     }
                     self.waiting.pop_front();
                     self.next = self.next.saturating_add(1);
-                    self.missing += 1;
+                    self.missing = self.missing.saturating_add(1);
                     self.lost = self.lost.saturating_sub(1);
                     self.after_gap = true;
                 }
