@@ -7,6 +7,7 @@ use super::kinds::{KindId, Kinds, Shape};
 use super::timeline::Timeline;
 use super::tracker::Tracker;
 use crate::window::log::{StepLog, StepRecord};
+use crate::wire::function;
 
 /// Collectives or time without a period, after which windows are slices of time.
 const UNSTEADY_COLLECTIVES: usize = 2000;
@@ -102,7 +103,8 @@ impl Lane {
         let place =
             self.tracker.push(kind, added.gap, collective.end_ns, collective.broken, &self.kinds);
         self.collectives += 1;
-        self.untimed += u64::from(!collective.timed);
+        // Not the end of a work whose beginning nobody saw.
+        self.untimed += u64::from(!collective.timed && collective.function != function::NONE);
         self.irregular += u64::from(place.irregular);
         self.slice.collectives += 1;
         self.slice.bytes = self.slice.bytes.saturating_add(collective.bytes);

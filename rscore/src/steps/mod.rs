@@ -28,6 +28,7 @@ pub(crate) mod process;
 mod reorder;
 mod timeline;
 mod tracker;
+mod turns;
 
 use std::collections::HashMap;
 

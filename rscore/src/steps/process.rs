@@ -68,16 +68,15 @@ impl Process {
         }
         match event.what {
             what::ENTER if self.flight.is_empty() => self.take(&Collective::from_enter(event)),
-            what::ENTER | what::ISSUE | what::START => {
-                self.flight.on_event(event);
-                self.settle_host(event.time_ns)
-            }
             what::DETAIL => {
                 self.flight.on_event(event);
-                self.communicators.learn(event.comm, event.peer, event.aux);
-                false
+                let (rank, nranks) = event.rank_and_size();
+                if nranks > 0 {
+                    self.communicators.learn(event.comm, rank, nranks);
+                }
+                self.settle_host(event.time_ns)
             }
-            what::DONE | what::FAILED => {
+            what::ENTER | what::DONE | what::FAILED => {
                 self.flight.on_event(event);
                 self.settle_host(event.time_ns)
             }
