@@ -11,9 +11,15 @@ import os
 import platform
 import sys
 
-from bench import cost, drain, runs, soak
+from bench import cost, drain, ring, runs, soak
 
-BENCHES = {"cost": cost.main, "drain": drain.main, "runs": runs.main, "soak": soak.main}
+BENCHES = {
+    "cost": cost.main,
+    "drain": drain.main,
+    "ring": ring.main,
+    "runs": runs.main,
+    "soak": soak.main,
+}
 
 
 def processor() -> str:

@@ -9,6 +9,7 @@
 
 pub mod discover;
 pub mod engine;
+mod mapping;
 pub mod probes;
 pub mod ring;
 pub mod score;

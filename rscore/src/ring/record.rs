@@ -1,16 +1,4 @@
-//! What the reader hands on: one record per collective or message.
-
-/// `Record::flags`; the bits of a slot, as `ncclring/ring.h` has them.
-pub mod flag {
-    pub const NO_START: u16 = 1;
-    pub const NO_STOP: u16 = 2;
-    pub const HOST_TIME: u16 = 4;
-    pub const GRAPH: u16 = 8;
-    pub const FEW_CHANNELS: u16 = 16;
-    pub const GROUPED: u16 = 32;
-    pub const SYMMETRIC: u16 = 64;
-    pub const AFTER_GAP: u16 = 128;
-}
+//! What the pipeline gets of a ring.
 
 /// One collective or message as its process's device timed it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,11 +14,11 @@ pub struct Record {
     pub function: u8,
     pub datatype: u8,
     pub channels: u8,
-    /// As `ncclring/ring.h`.
+    /// As `ncclring/ring.h` has it.
     pub algorithm: u8,
     /// Root or peer; -1 where there is none.
     pub peer: i32,
-    /// [`flag`].
+    /// `ring::flag`.
     pub flags: u16,
     pub bytes: u64,
     /// CLOCK_MONOTONIC ns of the host's enqueue.

@@ -11,7 +11,7 @@ use super::inflight::Collective;
 use super::lane::Lane;
 use super::overlap::{Neighbours, Overlap};
 use super::reorder::Reorder;
-use crate::ring::record::{flag, Record};
+use crate::ring::{flag, Record};
 use crate::wire::function;
 
 /// Device times later than this behind the last tick are not believed, ns.
@@ -34,8 +34,9 @@ pub(crate) struct Device {
     pub overlap: Overlap,
     /// End of the latest collective of each communicator, ns, by ordinal.
     stream_ends: Vec<u64>,
-    open: bool,
     full: bool,
+    /// The ring was closed while it recorded everything.
+    closed: bool,
     /// Since when every record counts; `None` before the first.
     since_ns: Option<u64>,
     /// Until when, once there are no more.
@@ -59,8 +60,8 @@ impl Device {
             latest: None,
             overlap: Overlap::default(),
             stream_ends: Vec::new(),
-            open: true,
             full: true,
+            closed: false,
             since_ns: None,
             until_ns: None,
             records: 0,
@@ -170,7 +171,7 @@ impl Device {
             self.hand_on(0, 0, false);
             self.until_ns = Some(self.lane.covered_ns());
         }
-        self.open &= !closed;
+        self.closed |= closed && self.full;
         self.full = false;
     }
 
@@ -193,7 +194,7 @@ impl Device {
 
     /// Whether the ring ended together with its process, as far as one can tell.
     pub fn was_live(&self) -> bool {
-        self.since_ns.is_some() && (self.full || !self.open)
+        self.since_ns.is_some() && (self.full || self.closed)
     }
 
     pub fn records(&self) -> u64 {

@@ -36,7 +36,7 @@ pub use communicators::CommunicatorStatus;
 use hash::Map;
 use process::{Assignment, Process};
 
-use crate::ring::record::Record;
+use crate::ring::Record;
 use crate::window::job::Job;
 use crate::window::RankWindow;
 use crate::wire::{what, Event};

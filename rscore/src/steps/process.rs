@@ -7,7 +7,7 @@ use super::inflight::{Collective, InFlight};
 use super::lane::Lane;
 use super::overlap::Overlap;
 use super::RankStatus;
-use crate::ring::record::Record;
+use crate::ring::Record;
 use crate::window::source;
 use crate::wire::{what, Event};
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::ring::record::{flag, Record};
+use crate::ring::{flag, Record};
 
 /// Orders from the oldest that is missing to the newest that waits.
 const WINDOW: usize = 4096;

@@ -7,7 +7,7 @@ pub mod patterns;
 
 use std::collections::{HashMap, VecDeque};
 
-use rscore::ring::record::{flag, Record};
+use rscore::ring::{flag, Record};
 use rscore::steps::{Config, Pipeline};
 use rscore::window::RankWindow;
 use rscore::wire::{function, what, Event};
