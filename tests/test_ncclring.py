@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -200,6 +201,22 @@ def test_channels_that_never_come_are_given_up() -> None:
         assert len(got) == 8
 
 
+def test_version_3_announces_the_most_channels_there_may_be() -> None:
+    with Host(3, 22602) as host:
+        host.init()
+        host.coll(handle=1, channels=16)
+        host.kernel(2, 1, 0, 0)
+        host.do("stop", 2)
+        host.coll(handle=3, channels=1)
+        host.kernel(4, 3, 0, 0)
+        host.do("stop", 4)
+        host.do("sleep", 12)
+        host.coll(handle=5)
+        host.coll(handle=6)
+        got = {int(s["order"]): int(s["flags"]) for s in host.ring().slots}
+        assert got == {0: ring.HOST_TIME, 1: ring.HOST_TIME}
+
+
 def test_times_that_cannot_be_are_not_reported() -> None:
     with Host(4) as host:
         host.init()
@@ -299,7 +316,7 @@ def test_many_inits_at_once_make_one_ring() -> None:
 
 @pytest.mark.parametrize("kernel_wipes", [True, False])
 def test_a_forked_child_has_no_ring_until_its_own_init(kernel_wipes: bool, tmp_path: Path) -> None:
-    preload = {}
+    preload: dict[str, Any] = {}
     if not kernel_wipes:
         # A sandbox that does not know MADV_WIPEONFORK.
         preload["LD_PRELOAD"] = str(tmp_path / "nowipe.so")
