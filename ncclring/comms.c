@@ -176,11 +176,15 @@ void comms_completed(struct process *process, uint32_t comm, uint32_t generation
 		STORE(&process->comms[comm].completed_order, order);
 }
 
-bool comms_is_past(struct process *process, uint32_t comm, uint32_t generation, uint32_t order)
+bool comms_is_over(struct process *process, uint32_t comm, uint32_t generation)
 {
 	return LOAD(&process->comms[comm].generation) != generation ||
-	       LOAD(&process->comms[comm].live) != COMM_LIVE ||
-	       (int32_t)(LOAD(&process->comms[comm].completed_order) - order) > 0;
+	       LOAD(&process->comms[comm].live) != COMM_LIVE;
+}
+
+bool comms_is_past(struct process *process, uint32_t comm, uint32_t order)
+{
+	return (int32_t)(LOAD(&process->comms[comm].completed_order) - order) > 0;
 }
 
 /* Whether a key belongs to a communicator that is over: its place may be taken. */

@@ -34,8 +34,11 @@ void comms_started(struct process *process, uint32_t comm, uint32_t generation, 
 void comms_completed(struct process *process, uint32_t comm, uint32_t generation, uint32_t function,
 		     uint32_t order, uint64_t now);
 
-/* Whether a later collective of the communicator is complete, or the communicator is over. */
-bool comms_is_past(struct process *process, uint32_t comm, uint32_t generation, uint32_t order);
+/* Whether the communicator has ended, its place being another's by now or not. */
+bool comms_is_over(struct process *process, uint32_t comm, uint32_t generation);
+
+/* Whether a later collective of the communicator is complete. */
+bool comms_is_past(struct process *process, uint32_t comm, uint32_t order);
 
 /* The next number of a message to (`receive` false) or from a peer, from 0. Peers beyond the
  * table's size are counted together, by communicator and direction. */

@@ -4,53 +4,12 @@
 #include <stddef.h>
 
 #include "comms.h"
+#include "life.h"
 #include "memfd.h"
 #include "process.h"
 
-/*
- * life: 63..32 generation, 31..30 state, 29..20 pins, 19..10 channels begun, 9..0 ended.
- * The three counts cannot run over: see pin() and mark().
- */
-enum state { FREE = 0, LIVE = 1, SEALED = 2 };
-
-#define ENDED_ONE 1ull
-#define BEGUN_ONE (1ull << 10)
-#define PIN_ONE (1ull << 20)
-#define COUNT_MASK 0x3ffu
-#define COUNT_LIMIT 512u
-
 /* How many places are tried for a free one before the oldest of them is given up. */
 #define TRIES 8
-
-static uint32_t generation_of(uint64_t life)
-{
-	return (uint32_t)(life >> 32);
-}
-
-static enum state state_of(uint64_t life)
-{
-	return (enum state)(life >> 30 & 3);
-}
-
-static uint32_t pins_of(uint64_t life)
-{
-	return (uint32_t)(life >> 20) & COUNT_MASK;
-}
-
-static uint32_t begun_of(uint64_t life)
-{
-	return (uint32_t)(life >> 10) & COUNT_MASK;
-}
-
-static uint32_t ended_of(uint64_t life)
-{
-	return (uint32_t)life & COUNT_MASK;
-}
-
-static uint64_t life_of(uint32_t generation, enum state state)
-{
-	return (uint64_t)generation << 32 | (uint64_t)state << 30;
-}
 
 static void dropped(struct process *process, enum stragd_ring_drop cause)
 {
@@ -136,7 +95,7 @@ static void release(struct inflight *object, uint64_t life)
 	__atomic_store_n(&object->life, life_of(generation_of(life), FREE), __ATOMIC_RELEASE);
 }
 
-static bool give_up(struct process *process, struct inflight *object, uint64_t life)
+bool inflight_give_up(struct process *process, struct inflight *object, uint64_t life)
 {
 	if (!seal(object, life))
 		return false;
@@ -154,7 +113,7 @@ static uint64_t unpin(struct process *process, struct inflight *object, uint64_t
 	    __atomic_add_fetch(&object->life, happened - PIN_ONE, __ATOMIC_ACQ_REL);
 
 	if (announced && ended_of(life) >= announced)
-		give_up(process, object, life);
+		inflight_give_up(process, object, life);
 	return life;
 }
 
@@ -311,50 +270,6 @@ void inflight_channel_end(struct process *process, void *handle, uint64_t timer,
 	else
 		STORE(&object->untimed, 1);
 	unpin(process, object, ENDED_ONE);
-}
-
-void inflight_sweep(struct process *process, uint64_t now)
-{
-	const uint64_t end = LOAD(&process->next_inflight);
-	uint64_t oldest = LOAD(&process->oldest_inflight);
-	uint32_t span;
-
-	if (end - oldest > INFLIGHT)
-		oldest = end - INFLIGHT;
-	for (int i = 0; i < 4 && oldest < end; i++, oldest++)
-		if (state_of(LOAD(&process->inflight[oldest % INFLIGHT].life)) != FREE)
-			break;
-	STORE(&process->oldest_inflight, oldest);
-	span = (uint32_t)(end - oldest);
-	if (span == 0)
-		return;
-	/* Two threads at once may look at the same one: no harm. */
-	STORE(&process->swept, LOAD(&process->swept) + 2);
-	for (uint32_t i = 0; i < 2; i++) {
-		const uint64_t at = oldest + (LOAD(&process->swept) + i) % span;
-		struct inflight *object = &process->inflight[at % INFLIGHT];
-		const uint64_t life = __atomic_load_n(&object->life, __ATOMIC_ACQUIRE);
-
-		/* Read beside other threads; seal() fails if any of it has changed. */
-		if (state_of(life) == LIVE && ended_of(life) == begun_of(life) &&
-		    now - LOAD(&object->heard_ns) > INFLIGHT_PATIENCE_NS &&
-		    now > LOAD(&object->heard_ns) &&
-		    comms_is_past(process, LOAD(&object->comm), LOAD(&object->comm_generation),
-				  LOAD(&object->order)))
-			give_up(process, object, life);
-	}
-}
-
-void inflight_end_comm(struct process *process, uint32_t comm, uint32_t generation)
-{
-	for (uint32_t i = 0; i < INFLIGHT; i++) {
-		struct inflight *object = &process->inflight[i];
-		const uint64_t life = __atomic_load_n(&object->life, __ATOMIC_ACQUIRE);
-
-		if (state_of(life) == LIVE && LOAD(&object->comm) == comm &&
-		    LOAD(&object->comm_generation) == generation)
-			give_up(process, object, life);
-	}
 }
 
 void inflight_untimed(struct process *process, const struct operation *operation)

@@ -96,7 +96,10 @@ static int init(uint32_t version, void **context, int *mask, const struct comm_i
 		return 0;
 	comm = &process->comms[handle_index(ours)];
 	/* A second library with another clock cannot share the ring. */
-	STORE(&comm->recorded, vendor == process->vendor && version == process->api);
+	if (vendor != process->vendor || version != process->api) {
+		STORE(&comm->recorded, 0);
+		say(log, "not recorded, another library of this process is", "");
+	}
 	if (version == process->api)
 		chain_init(process, comm, identity, log);
 	control_poll(process, comm);

@@ -67,7 +67,7 @@ struct process {
 	struct chain chain;
 	uint64_t next_inflight __attribute__((aligned(64)));
 	uint64_t oldest_inflight;
-	uint32_t swept;
+	uint64_t swept;
 	struct comm comms[STRAGD_RING_COMMS] __attribute__((aligned(64)));
 	struct message_count messages[MESSAGES] __attribute__((aligned(64)));
 	struct inflight inflight[INFLIGHT] __attribute__((aligned(128)));

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,8 +126,8 @@ def test_channels_of_messages_are_believed_only_where_the_library_sets_them() ->
             # Without: over once a later one is over and nothing more was heard for a while.
             host.whole(300, 400, handle=3)
             host.do("sleep", 12)
-            host.coll(handle=4)
-            host.coll(handle=5)
+            for handle in range(4, 24):
+                host.coll(handle=handle)
             got = host.ring().slots
             assert [s["device_start"] for s in got] == ([100, 300] if slots else [300, 100])
             assert not any(s["flags"] & ring.FEW for s in got)
@@ -186,7 +187,7 @@ def test_channels_that_never_come_are_given_up() -> None:
         host.kernel(20, 3, 0, 250)
         host.whole(300, 400, handle=4)
         host.do("sleep", 12)
-        for handle in range(5, 9):
+        for handle in range(5, 25):  # a few objects are looked at with each
             host.coll(handle=handle)
         got = {int(s["order"]): s for s in host.ring().slots}
         assert set(got) == {0, 1, 3}
@@ -197,7 +198,23 @@ def test_channels_that_never_come_are_given_up() -> None:
         host.do("finalize", 0)
         got = {int(s["order"]): s for s in host.ring().slots}
         assert got[2]["flags"] == ring.FEW | ring.NO_STOP
-        assert len(got) == 8
+        assert len(got) == 24
+
+
+def test_version_3_announces_the_most_channels_there_may_be() -> None:
+    with Host(3, 22602) as host:
+        host.init()
+        host.coll(handle=1, channels=16)
+        host.kernel(2, 1, 0, 0)
+        host.do("stop", 2)
+        host.coll(handle=3, channels=1)
+        host.kernel(4, 3, 0, 0)
+        host.do("stop", 4)
+        host.do("sleep", 12)
+        for handle in range(5, 25):
+            host.coll(handle=handle)
+        got = {int(s["order"]): int(s["flags"]) for s in host.ring().slots}
+        assert got == {0: ring.HOST_TIME, 1: ring.HOST_TIME}
 
 
 def test_times_that_cannot_be_are_not_reported() -> None:
@@ -299,7 +316,7 @@ def test_many_inits_at_once_make_one_ring() -> None:
 
 @pytest.mark.parametrize("kernel_wipes", [True, False])
 def test_a_forked_child_has_no_ring_until_its_own_init(kernel_wipes: bool, tmp_path: Path) -> None:
-    preload = {}
+    preload: dict[str, Any] = {}
     if not kernel_wipes:
         # A sandbox that does not know MADV_WIPEONFORK.
         preload["LD_PRELOAD"] = str(tmp_path / "nowipe.so")

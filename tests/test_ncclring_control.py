@@ -74,8 +74,17 @@ def table() -> list[dict[str, str]]:
     return [match.groupdict() for match in found if match]
 
 
-def test_a_small_shared_memory_keeps_old_libraries_from_timing_kernels() -> None:
-    assert [row["shm"] for row in table() if "2326" in row["reason"]] == ["256", "256"]
+@pytest.mark.parametrize(
+    ("megabytes", "library", "mask"), [(64, 22705, PROGRESS), (64, 23203, FULL), (300, 22705, FULL)]
+)
+def test_a_small_shared_memory_keeps_old_libraries_from_timing_kernels(
+    megabytes: int, library: int, mask: int
+) -> None:
+    mount = f'mount -t tmpfs -o size={megabytes}m tmpfs /dev/shm && exec "$0"'
+    with Host(4, library, under=("unshare", "-m", "sh", "-c", mount)) as host:
+        assert host.init() == mask
+        if mask == PROGRESS:
+            assert any("/dev/shm" in line for line in host.log)
 
 
 @pytest.mark.parametrize(

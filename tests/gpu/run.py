@@ -158,7 +158,7 @@ def rank_main(rank: int) -> None:
     problems = check_delivery(wait_for_slots(own, before + EAGER), before, EAGER, "eager", longest)
 
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         dist.all_reduce(data)
 
     def replay() -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from tests.ncclring import ring
 from tests.ncclring.build import built
@@ -18,12 +19,12 @@ class Host:
 
     def __init__(
         self, version: int, library: int = 22705, amd: bool = False, plugin: Path | None = None,
-        **environment: str,
+        under: tuple[str, ...] = (), **environment: str,
     ) -> None:  # fmt: skip
         self.log: list[str] = []
         clean = {k: v for k, v in os.environ.items() if not k.startswith("STRAGD_RING")}
         self.process = subprocess.Popen(
-            [built().rccl_host if amd else built().nccl_host],
+            [*under, built().rccl_host if amd else built().nccl_host],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -90,7 +91,7 @@ class Host:
             self.do("state", handle, timer)
         self.do("stop", handle)
 
-    def whole(self, start: int, stop: int, handle: int = 1, context: int = 0, **call: int) -> None:
+    def whole(self, start: int, stop: int, handle: int = 1, context: int = 0, **call: Any) -> None:
         """A collective of one channel from launch to end."""
         self.coll(context, handle, channels=1, **call)
         self.kernel(100 + handle, handle, 0, start)

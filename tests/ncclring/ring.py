@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -67,8 +68,8 @@ class Ring:
     """One copy of a ring."""
 
     header: np.void
-    comms: np.ndarray
-    slots: np.ndarray  # written ones, by ticket
+    comms: np.ndarray[Any, Any]
+    slots: np.ndarray[Any, Any]  # written ones, by ticket
 
     @property
     def lost(self) -> int:
