@@ -41,6 +41,9 @@ class RankStatus(TypedDict):
     rank: int
     world_size: int
     events: int
+    records: int  # of its ring
+    coverage: float | None  # share of the host's calls that the ring saw too; None: not known
+    missed: list[str]  # functions of which the ring misses a stable share
     collectives: int
     irregular: int  # collectives outside the repeating sequence
     steps: int

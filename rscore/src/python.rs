@@ -12,8 +12,15 @@ use crate::probes;
 use crate::score;
 use crate::steps;
 use crate::window::{self, RankWindow};
+use crate::wire::function;
 
 mod ring;
+
+/// Names of the functions in `RankStatus::missed`.
+fn missed_names(missed: u32) -> Vec<&'static str> {
+    let named = function::NAMES.iter().enumerate();
+    named.filter(|(bit, _)| missed & (1 << bit) != 0).map(|(_, name)| *name).collect()
+}
 
 const ROW: usize = std::mem::size_of::<RankWindow>();
 
@@ -233,6 +240,9 @@ impl Engine {
             item.set_item("rank", rank.rank)?;
             item.set_item("world_size", rank.world_size)?;
             item.set_item("events", rank.events)?;
+            item.set_item("records", rank.records)?;
+            item.set_item("coverage", rank.coverage)?;
+            item.set_item("missed", missed_names(rank.missed))?;
             item.set_item("collectives", rank.collectives)?;
             item.set_item("irregular", rank.irregular)?;
             item.set_item("steps", rank.steps)?;
