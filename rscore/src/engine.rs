@@ -10,9 +10,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::discover::library::{Kind, Kinds, Wanted};
+use crate::discover;
+use crate::discover::library::{Kinds, Wanted};
 use crate::discover::process::ProcessKey;
-use crate::discover::{self, Change, Discovery};
 use crate::probes::{self, Drain, Probes};
 use crate::ring::control::Control;
 use crate::ring::status::RingStatus;
@@ -21,16 +21,15 @@ use crate::window::RankWindow;
 
 mod attach;
 mod clock;
+mod discovery;
 mod rings;
 mod timing;
 
 use attach::Attacher;
 pub use attach::{LibraryState, LibraryStatus};
-use rings::{Finder, Rings};
+use rings::Rings;
 use timing::RunTiming;
 
-/// Changes of processes kept for the caller; beyond it the oldest is dropped and counted.
-const MAX_CHANGES: usize = 65_536;
 /// Windows kept for the caller; beyond it the oldest is dropped and counted.
 const MAX_WINDOWS: usize = 4_096;
 /// How often windows are closed by time and losses are read.
@@ -40,10 +39,6 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// How long it sleeps while a ring of a job has more than one turn may cost: no job may keep it
 /// busy all the time.
 const SHORT_PAUSE: Duration = Duration::from_millis(5);
-/// How often the discovery thread looks for processes that only their events tell of.
-const LOOK: Duration = Duration::from_millis(250);
-/// How often its figures are made anew although nothing is known to have changed.
-const PUBLISH: Duration = Duration::from_secs(1);
 
 /// Everything the engine needs to know.
 #[derive(Clone, Debug)]
@@ -102,22 +97,11 @@ struct Shared {
     changes: Mutex<VecDeque<ProcessChange>>,
     windows: Mutex<VecDeque<Vec<RankWindow>>>,
     windows_ready: Condvar,
-    discovery: Mutex<DiscoveryFigures>,
+    discovery: Mutex<discovery::Figures>,
     dropped_changes: AtomicU64,
     dropped_windows: AtomicU64,
     /// The kernel lets us measure the BPF program's run time.
     measurable: AtomicBool,
-}
-
-/// What the discovery thread publishes of itself.
-#[derive(Clone, Debug, Default)]
-struct DiscoveryFigures {
-    lag_seconds: f64,
-    sideband_lost: u64,
-    /// Empty where there is a side-band.
-    sideband_error: String,
-    counters: discover::Counters,
-    uses: Vec<discover::LibraryUse>,
 }
 
 /// Discovery, probes, drain and windows of one node.
@@ -173,7 +157,7 @@ impl Engine {
         self.spawn("stragd-drain", move || drain_loop(&shared, drain))?;
         let shared = Arc::clone(&self.shared);
         let config = self.config.discovery();
-        self.spawn("stragd-discover", move || discover_loop(&shared, config))
+        self.spawn("stragd-discover", move || discovery::run(&shared, config))
     }
 
     fn spawn(&mut self, name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Error> {
@@ -367,73 +351,4 @@ fn tick(shared: &Shared, lost: &mut u64) {
         shared.dropped_windows.fetch_add(1, Ordering::Relaxed);
     }
     shared.windows_ready.notify_all();
-}
-
-fn discover_loop(shared: &Shared, config: discover::Config) {
-    let mut discovery = Discovery::new(config);
-    let mut finder = Finder::new();
-    let mut publish_at = Instant::now();
-    while !shared.stop.load(Ordering::Relaxed) {
-        let mut gone = Vec::new();
-        let changes = discovery.poll(LOOK);
-        let changed = !changes.is_empty();
-        for change in changes {
-            apply(shared, change, &mut finder, &mut gone);
-        }
-        if !gone.is_empty() {
-            lock(&shared.attacher).forget(&gone);
-        }
-        finder.look(|process, sight| {
-            let mut rings = lock(&shared.rings);
-            rings.found(process, sight, &mut lock(&shared.pipeline))
-        });
-        // A forked worker maps nothing anew, so only its events tell of it.
-        let strangers = lock(&shared.pipeline).strangers();
-        strangers.into_iter().for_each(|pid| discovery.touch(pid));
-        let now = Instant::now();
-        if changed || now >= publish_at {
-            publish_at = now + PUBLISH;
-            *lock(&shared.discovery) = DiscoveryFigures {
-                lag_seconds: discovery.lag(),
-                sideband_lost: discovery.sideband_lost(),
-                sideband_error: discovery.sideband_error().into(),
-                counters: discovery.counters(),
-                uses: discovery.statuses(),
-            };
-        }
-    }
-}
-
-fn apply(shared: &Shared, change: Change, finder: &mut Finder, gone: &mut Vec<u32>) {
-    match change {
-        Change::Library(library) => lock(&shared.attacher).add(library),
-        Change::LibraryUnused(id) => lock(&shared.attacher).remove(id),
-        Change::Seen { process, kinds } => {
-            lock(&shared.pipeline).seen(process.pid, process.start_time);
-            if kinds.contains(Kind::Nccl) || kinds.contains(Kind::Rccl) {
-                finder.seen(process);
-            }
-            push_change(shared, ProcessChange { process, kinds: Some(kinds) });
-        }
-        Change::Gone { process } => {
-            gone.push(process.pid);
-            finder.gone(process);
-            {
-                // What its ring still holds comes before its end.
-                let mut rings = lock(&shared.rings);
-                rings.gone(process, &mut lock(&shared.pipeline));
-            }
-            lock(&shared.pipeline).gone(process.pid, process.start_time);
-            push_change(shared, ProcessChange { process, kinds: None });
-        }
-    }
-}
-
-fn push_change(shared: &Shared, change: ProcessChange) {
-    let mut changes = lock(&shared.changes);
-    if changes.len() >= MAX_CHANGES {
-        changes.pop_front();
-        shared.dropped_changes.fetch_add(1, Ordering::Relaxed);
-    }
-    changes.push_back(change);
 }

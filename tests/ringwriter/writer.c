@@ -4,7 +4,8 @@
  * from stdin, one a line, and answers each with one line.
  *
  *   ring SLOTS COMMS CLOCK HZ   make the ring: ok PID
- *   raw KIND                    a file that pretends: unsealed, huge, short, big, nomagic, layout
+ *   raw KIND                    a file that pretends: unsealed, huge, short, big, nomagic, layout,
+ *                               cut; or locked, a ring that nobody else can write
  *   comm PLACE HASH RANK RANKS NAME
  *   write THREADS COUNT         that many records by each thread: ok HEAD DROPPED
  *   hole COUNT                  take tickets and never write them
@@ -36,6 +37,7 @@ static struct stragd_ring_comm *comms;
 static struct stragd_ring_slot *slots;
 static uint64_t slot_count;
 static atomic_int scribbling;
+static int last_fd;
 
 /* The device's clock: its own epoch, the rate of the header. */
 #define EPOCH 1790000000000000000ull
@@ -54,9 +56,9 @@ static int make_file(size_t size, unsigned flags, int seals)
 		return -1;
 	bytes = size;
 	base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-	close(fd);
 	if (base == MAP_FAILED)
 		return -1;
+	last_fd = fd;
 	header = (void *)base;
 	return 0;
 }
@@ -237,6 +239,8 @@ static int pretend(const char *kind)
 	if (make_file(size, 0, fixed))
 		return -1;
 	fill_header(64, 16, 1, 0);
+	if (!strcmp(kind, "locked"))
+		return fcntl(last_fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE);
 	if (!strcmp(kind, "layout"))
 		header->layout = 9;
 	else if (!strcmp(kind, "cut"))

@@ -186,7 +186,9 @@ impl Memory {
         let stamp = self.word(at).load(Ordering::Acquire);
         let whole = super::layout::written(ticket);
         if stamp != whole {
-            return if stamp > whole { Look::Overwritten } else { Look::Unfinished };
+            // Signed, as the writer compares: stamps may run over.
+            let newer = stamp.wrapping_sub(whole) as i64 > 0;
+            return if newer { Look::Overwritten } else { Look::Unfinished };
         }
         let mut words = [0u64; SLOT_WORDS];
         for (index, word) in words.iter_mut().enumerate() {

@@ -4,6 +4,7 @@
 
 mod hostile;
 mod layout;
+mod plugin;
 mod processes;
 mod read;
 mod support;

@@ -158,6 +158,17 @@ fn the_first_valid_ring_counts_and_the_others_are_counted() {
 }
 
 #[test]
+fn a_ring_that_cannot_be_written_is_read_all_the_same() {
+    let mut writer = Writer::start();
+    writer.tell("raw locked");
+    let mut reader = open(&writer);
+    writer.tell("write 1 10");
+    assert_eq!(read_to_the_end(&mut reader).len(), 10);
+    assert!(!reader.memory().is_controllable());
+    assert!(!reader.memory().ask(rscore::ring::control::Control::default()));
+}
+
+#[test]
 fn nothing_is_lost_of_what_fits() {
     let mut writer = Writer::start();
     writer.tell("ring 16384 16 1 0");
