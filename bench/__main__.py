@@ -11,9 +11,16 @@ import os
 import platform
 import sys
 
-from bench import cost, drain, runs, soak
+from bench import callback, cost, drain, ring, runs, soak
 
-BENCHES = {"cost": cost.main, "drain": drain.main, "runs": runs.main, "soak": soak.main}
+BENCHES = {
+    "callback": callback.main,
+    "cost": cost.main,
+    "drain": drain.main,
+    "ring": ring.main,
+    "runs": runs.main,
+    "soak": soak.main,
+}
 
 
 def processor() -> str:

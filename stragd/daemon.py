@@ -29,6 +29,7 @@ from stragd.outputs.control import AlreadyRunning, ControlServer, RequestError
 from stragd.outputs.journal import ERROR, INFO, NOTICE, WARNING, Journal
 from stragd.outputs.snapshot import Check, ConfigValue, Snapshot
 from stragd.outputs.verbs import Verbs
+from stragd.outputs.windowlog import Part
 from stragd.watch import Engine, Identifier, Scorer, Watch, engine_limits, library_limits
 
 if TYPE_CHECKING:
@@ -264,6 +265,10 @@ class Daemon:
         others = [why for part, why in self._limits.items() if part != "probes"]
         error, notes = self._watch.engine_error, self._watch.notes()
         return examine(host, now["libraries"], error, others, notes)
+
+    def windows(self, after: int | None, job: int | None) -> Part:
+        """Windows that were scored after number ``after``, perhaps of one job only."""
+        return self._watch.windows.since(after, job)
 
     def set_probes(self, on: bool) -> str:
         """Attach or detach every probe; "on" or "off" once it is done."""

@@ -12,6 +12,7 @@ from stragd.findings import FindingStore, Transition
 from stragd.jobs import Identity, Job, JobTable, ProcessKey, clean, split
 from stragd.outputs.journal import NOTICE, WARNING, Journal
 from stragd.outputs.snapshot import Library
+from stragd.outputs.windowlog import WindowLog
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,6 +82,7 @@ class Watch:
     ) -> None:
         self.table = JobTable(config.discovery.max_processes)
         self.store = FindingStore(config.findings.cleared_kept)
+        self.windows = WindowLog()
         self.engine: Engine | None = None
         self.engine_error = ""
         """Why there is no engine, "" when it runs."""
@@ -226,6 +228,7 @@ class Watch:
             if job is None:
                 continue  # a last window of a job that was dropped
             self.table.take_window(job, rows)
+            self.windows.add(key, rows)
             try:
                 update = self._scorer.update(rows)
             except Exception as error:  # one job's window must not end the watch of the others

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, cast
 
 from stragd import __version__
-from stragd.cli import answers, top
+from stragd.cli import answers, record, replay, top
 from stragd.cli.client import DEFAULT_SOCKET, ControlClient, ControlError
 from stragd.cli.terminal import speaks_utf8
 from stragd.cli.text import clean, to_ascii
@@ -87,6 +87,10 @@ def parser() -> argparse.ArgumentParser:
     findings.add_argument("--cleared", action="store_true", help="the cleared ones too")
     probes = command("probes", "kill switch: off detaches every probe from every job at once")
     probes.add_argument("set", nargs="?", choices=("on", "off"), help="leave out to ask")
+    kept = command("record", "write the windows of a running stragd into a file, for replay")
+    record.add_arguments(kept, job_help)
+    replayed = command("replay", "score a recording: who was slow in it, from when to when")
+    replay.add_arguments(replayed)
     command("doctor", "what is missing for full function, and how to get it")
     config = command("config", "the configuration that stragd runs with")
     config.add_argument("action", choices=("show",), help="print every key with its value")
@@ -121,6 +125,10 @@ def _request(arguments: argparse.Namespace) -> tuple[dict[str, Any], Callable[[R
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.command == "top":
         return top.run(arguments)
+    if arguments.command == "replay":
+        return replay.run(arguments)
+    if arguments.command == "record":
+        return record.run(arguments)
     extra, text = _request(arguments)
     with ControlClient(arguments.socket) as client:
         result = client.request(arguments.command, **extra)

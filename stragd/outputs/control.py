@@ -34,6 +34,13 @@ Reading verbs, for root and members of the group (types: ``stragd.outputs.snapsh
     no arguments -> ``Top``
 ``doctor``
     no arguments -> ``{"checks": [Check], "libraries": [Library]}``
+``windows``
+    ``after`` (optional number), ``job`` (optional, as above) -> ``{"after": number, "missed":
+    count, "windows": [{"job": key, "rows": base64}], "jobs": [Job], "ranks": [{"job": key,
+    "rank", "host", "class"}]}``: the windows that were scored after that number, oldest first, as
+    RankWindow rows (``rscore/src/window/mod.rs``), and the number to ask with next. Without
+    ``after`` there are none, only the number. ``missed`` windows were dropped before they were
+    asked for
 ``config``
     no arguments -> ``{"files": [path], "values": [ConfigValue]}``
 ``probes``

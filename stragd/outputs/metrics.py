@@ -172,8 +172,6 @@ SPECS: tuple[Spec, ...] = (
 # Counters begin at 0, so that rate() sees the first increment, even while there is no engine.
 EVENT_KINDS = (
     "enter",
-    "issue",
-    "start",
     "detail",
     "done",
     "failed",

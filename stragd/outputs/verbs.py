@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from stragd.finding import job_key
 from stragd.outputs.control import Peer, RequestError
 from stragd.outputs.snapshot import Check, ConfigValue, Job, Snapshot, Status, Top
+from stragd.outputs.windowlog import Part
 
 
 class Daemon(Protocol):
@@ -21,6 +24,9 @@ class Daemon(Protocol):
     def config_files(self) -> list[str]: ...
     def config_values(self) -> list[ConfigValue]: ...
     def doctor(self) -> list[Check]: ...
+    def windows(self, after: int | None, job: int | None) -> Part:
+        """Windows that were scored after number ``after``, perhaps of one job only."""
+
     def set_probes(self, on: bool) -> str:
         """Switch and wait until it is done; "on" or "off". Raises RequestError."""
 
@@ -40,6 +46,7 @@ class Verbs:
             "findings": (self._findings, {"job": str, "cleared": bool}),
             "top": (self._top, {}),
             "doctor": (self._doctor, {}),
+            "windows": (self._windows, {"after": int, "job": str}),
             "config": (self._config, {}),
             "probes": (self._probes, {"set": str}),
             "reload": (self._reload, {}),
@@ -56,7 +63,7 @@ class Verbs:
             if name not in takes:
                 raise RequestError("bad-request", f"{verb} has no argument {name[:40]!r}")
             if type(value) is not takes[name]:
-                kind = {str: "a string", bool: "true or false"}[takes[name]]
+                kind = {str: "a string", bool: "true or false", int: "a whole number"}[takes[name]]
                 raise RequestError("bad-request", f"{verb}: {name} must be {kind}")
         changes = verb == "reload" or "set" in arguments
         if changes and not peer.is_root:
@@ -126,6 +133,31 @@ class Verbs:
         return {
             "checks": self._daemon.doctor(),
             "libraries": self._daemon.snapshot()["libraries"],
+        }
+
+    def _windows(self, after: int | None = None, job: str | None = None) -> Mapping[str, Any]:
+        now = self._daemon.snapshot()
+        jobs = now["jobs"] if job is None else [find_job(now["jobs"], job)]
+        part = self._daemon.windows(after, None if job is None else int(jobs[0]["key"], 16))
+        there = {job_key(entry.job) for entry in part.entries}
+        return {
+            "after": part.after,
+            "missed": part.missed,
+            "windows": [
+                {"job": job_key(entry.job), "rows": base64.b64encode(entry.rows).decode()}
+                for entry in part.entries
+            ],
+            "jobs": [job for job in jobs if job["key"] in there],
+            "ranks": [
+                {
+                    "job": rank["job"],
+                    "rank": rank["rank"],
+                    "host": rank["host"],
+                    "class": rank["class"],
+                }
+                for rank in now["ranks"]
+                if rank["job"] in there
+            ],
         }
 
     def _config(self) -> Mapping[str, Any]:

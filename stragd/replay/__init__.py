@@ -1,0 +1,5 @@
+"""Recordings through the live scorer: one reader per format, all yield RankWindow arrays.
+
+`recording.open_recording` tells the format by the file's content, `run.replay` scores it. A reader
+takes only what stragd could have seen in the live job: communication events, never compute events.
+"""
