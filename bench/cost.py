@@ -74,9 +74,10 @@ def load(
     )
 
 
-def attached(watcher: Daemon) -> bool:
-    """Whether some library carries probes now."""
-    return any(item["state"] == "attached" for item in watcher.ask("doctor")["libraries"])
+def attached(watcher: Daemon, library: Path) -> bool:
+    """Whether the library carries probes now."""
+    known = watcher.ask("doctor")["libraries"]
+    return any((i["path"], i["state"]) == (str(library), "attached") for i in known)
 
 
 def calls_ns(program: Path, mode: str, library: Path) -> float:
@@ -107,13 +108,14 @@ def per_call(watcher: Daemon, program: Path, library: Path, name: str, mode: str
     holder = subprocess.Popen([program, "hold", library, "600"])
     figures: dict[str, list[float]] = {"off": [], "empty": [], "on": []}
     try:
-        wait_for("the stub to be probed", lambda: attached(watcher))
+        wait_for("the stub to be probed", lambda: attached(watcher, library))
         for _ in range(ROUNDS):
             watcher.control("probes", "off")
             figures["off"].append(calls_ns(program, mode, library))
             with empty_probes(library):
                 figures["empty"].append(calls_ns(program, mode, library))
             watcher.control("probes", "on")
+            wait_for("the probes to be back", lambda: attached(watcher, library))
             figures["on"].append(calls_ns(program, mode, library))
     finally:
         holder.kill()
@@ -151,8 +153,6 @@ def main() -> None:
         gloo = compile_stub("gloo_stub.c", Path(directory) / "libgloo.so")
         daemon_share(watcher, program, library)
         nccl = per_call(watcher, program, library, "NCCL collective, one probe", "time")
-        # The link of the first stub goes with its last process.
-        wait_for("the first stub to be left", lambda: not attached(watcher))
         pair = per_call(watcher, program, gloo, "gloo collective, two probes", "pair")
         share = PER_SECOND * 1e-9
         print(f"direct cost at {PER_SECOND} collectives/s: NCCL {share * nccl:.2%},", end=" ")
