@@ -11,12 +11,13 @@ import os
 import platform
 import sys
 
-from bench import callback, cost, drain, ring, runs, soak
+from bench import callback, cost, drain, patterns, ring, runs, soak
 
 BENCHES = {
     "callback": callback.main,
     "cost": cost.main,
     "drain": drain.main,
+    "patterns": patterns.main,
     "ring": ring.main,
     "runs": runs.main,
     "soak": soak.main,

@@ -225,6 +225,11 @@ def test_failed_init(run: Callable[..., list[Calls]], version: int) -> None:
         assert {c["context"] for c in events} <= {0}
 
 
+def test_closed_with_the_last_communicator(run: Callable[..., list[Calls]]) -> None:
+    for calls in run(23203, "reloaded"):
+        assert [c["call"] for c in calls] == ["init", "finalize"] * 2
+
+
 def test_graph_replays(run: Callable[..., list[Calls]]) -> None:
     """API events at capture; Coll and KernelCh at each replay, under the handles of the capture."""
     for calls in run(23203, "replayed", LOGGER_MASK=str(EVERYTHING)):

@@ -146,7 +146,7 @@ static int begin(int api, void **context, int *mask, const char *name, uint64_t 
 		 int nranks, int rank)
 {
 	*context = (void *)(atomic_fetch_add(&contexts, 1) + 1);
-	*mask = (int)setting("LOGGER_MASK", 70);
+	__atomic_store_n(mask, (int)setting("LOGGER_MASK", 70), __ATOMIC_RELAXED);
 	say("\"call\": \"init\", \"api\": %d, \"context\": %zu, \"name\": \"%s\", "
 	    "\"hash\": \"%llx\", \"nodes\": %d, \"nranks\": %d, \"rank\": %d",
 	    api, (uintptr_t)*context, name ? name : "", (unsigned long long)hash, nodes, nranks,

@@ -24,6 +24,7 @@ struct kernel_work {
 	unsigned serial;
 	void *parent;
 	struct kernel_work *next;
+	const struct kernel_work *later; /* `next`, as of this look */
 	struct {
 		void *handle;
 		enum phase phase;
@@ -115,11 +116,11 @@ static bool misbehaves(const struct kernel_work *work, enum misbehaviour how, un
 /* The device's ring of 64 places was overwritten: what is read belongs to a later work. */
 static const struct kernel_work *timed_work(const struct kernel_work *work)
 {
-	bool overrun = settings()->misbehave[OVERRUN] && work->next &&
-		       work->next->comm == work->comm && work->next->channels == work->channels &&
-		       atomic_load(&work->next->state) == ENDED;
+	const struct kernel_work *later = work->later;
+	bool overrun = settings()->misbehave[OVERRUN] && later && later->comm == work->comm &&
+		       later->channels == work->channels && atomic_load(&later->state) == ENDED;
 
-	return overrun ? work->next : work;
+	return overrun ? later : work;
 }
 
 static void call_start(struct kernel_work *work, int channel)
@@ -163,7 +164,7 @@ static bool look(struct kernel_work *work, int64_t now)
 	if (misbehaves(work, LOST_PAIR, 1))
 		return state >= ENDED;
 	for (int i = 0; i < channels; i++) {
-		if (work->channel[i].phase == UNSEEN && work->start && state >= BEGUN &&
+		if (work->channel[i].phase == UNSEEN && state >= BEGUN && work->start &&
 		    start_of(work, i) + late <= now) {
 			call_start(work, i);
 			work->channel[i].phase = STARTED;
@@ -186,6 +187,7 @@ static void pass(struct poller *poller)
 
 	/* The list grows at its end while this runs; only this thread takes works out. */
 	while (work) {
+		work->later = work->next;
 		pthread_mutex_unlock(&poller->lock);
 		bool over = look(work, now);
 		pthread_mutex_lock(&poller->lock);

@@ -370,11 +370,22 @@ def replayed(me: Rank) -> None:
         me.sync()
 
 
+def reloaded(me: Rank) -> None:
+    """The plugin is closed with the last communicator, and opened for the next one."""
+    maps, one = Path("/proc/self/maps"), c_void_p()
+    assert "liblogger" in maps.read_text()
+    me.destroy()
+    assert "liblogger" not in maps.read_text()
+    me.lib.call("ncclCommInitAll", byref(one), 1, None)
+    assert "liblogger" in maps.read_text()
+    me.lib.call("ncclCommDestroy", one)
+
+
 SCENARIOS: dict[str, Callable[[Rank], None]] = {
     one.__name__: one
     for one in (collectives, messages, splits, groups, arguments, threads, mismatch, killed)
-} | {one.__name__: one for one in (aborted, planned, profiled, replayed)}
-WITHOUT_DESTROY = ("mismatch", "killed", "aborted")
+} | {one.__name__: one for one in (aborted, planned, profiled, reloaded, replayed)}
+WITHOUT_DESTROY = ("mismatch", "killed", "aborted", "reloaded")
 
 
 def main() -> None:
