@@ -141,6 +141,11 @@ def test_damaged_traces(tmp_path: Path) -> None:
     refused(file("f.json", trace(0, traceEvents=[host])), "ProfilerActivity.CUDA")
     refused(file("g.json", trace(-4)), "rank is -4")
     refused(file("h.json", trace(0, distributedInfo={})), "which rank", "rank0.json")
+    odd = trace(0, deviceProperties=[{"name": []}, 3], host_name=5, baseTimeNanoseconds="x")
+    odd["traceEvents"] += [5, {"ph": "X", "name": {}}, {"ph": "X", "name": "gloo:x", "args": 3}]
+    odd["traceEvents"][0]["args"] = {"correlation": True, "dtype": [[[]]]}
+    odd["traceEvents"][-1] |= {"ts": 0, "dur": 0}
+    assert open_recording(file("odd.json", odd)).steps > 30
     for name, value in [("ts", "soon"), ("dur", -1), ("ts", 1e300), ("dur", None), ("ts", True)]:
         bad = trace(0)
         bad["traceEvents"][3][name] = value
