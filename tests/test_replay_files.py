@@ -310,6 +310,8 @@ def test_the_period_is_the_step_and_not_a_layer_of_it() -> None:
     layers = [1] * 80 + [2] + [3] * 79 + [2]
     assert period.find_period(np.array(layers * 6)) == len(layers)
     assert period.find_period(np.array([5, *[1, 2, 3] * 50, 7, *[1, 2, 3] * 50])) == 3
+    begin = [0, 1, 1, 2, 1, 1]  # of a real DDP run: its broadcasts suggest a period of 3
+    assert period.find_period(np.array([*begin, *[2] * 400])) == 1
     assert period.find_period(np.random.default_rng(1).integers(0, 9, 500)) == 0
     assert period.find_period(np.array([1])) == 0
     cycle = np.array([1, 2, 3])
