@@ -172,7 +172,7 @@ def test_a_profiled_training_names_its_slow_rank(tmp_path: Path) -> None:
     traces.mkdir()
     slow, after = random.SystemRandom().randrange(4), 60
     options = ["--steps", "200", "--step-ms", "25", "--slow-rank", str(slow)]
-    options += ["--slow-factor", "1.5", "--slow-after", str(after)]
+    options += ["--slow-factor", "2", "--slow-after", str(after)]
     command = torchrun("profiled.py", 4, free_port(), tmp_path / "logs", *options, python=python)
     environment = os.environ | {"TRACES": str(traces), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -182,12 +182,14 @@ def test_a_profiled_training_names_its_slow_rank(tmp_path: Path) -> None:
     answer = replay(traces)
     assert answer["format"] == "kineto-json"
     assert answer["ranks"] == 4
-    assert 150 <= answer["steps"] <= 201
-    (finding,) = stragglers(answer)
+    assert 180 <= answer["steps"] <= 201
+    # On a busy machine others may be slow for a moment too.
+    finding = max(stragglers(answer), key=lambda f: f["cost_percent"])
     assert finding["subject"]["rank"] == slow
     assert finding["subject"]["label"] == f"rank{slow}.json.gz"
-    assert 0.5 * after <= finding["since"]["step"] <= 2 * after
-    assert 0.3 < finding["slowdown"] < 0.7
+    assert finding["state"] in ("confirmed", "recovering")
+    assert 0.7 * after <= finding["since"]["step"] <= 1.5 * after
+    assert 0.5 < finding["slowdown"] < 1.3
     assert not finding["since"]["time"].startswith("1970")
 
 

@@ -141,6 +141,11 @@ def test_damaged_traces(tmp_path: Path) -> None:
     refused(file("f.json", trace(0, traceEvents=[host])), "ProfilerActivity.CUDA")
     refused(file("g.json", trace(-4)), "rank is -4")
     refused(file("h.json", trace(0, distributedInfo={})), "which rank", "rank0.json")
+    odd = trace(0, deviceProperties=[{"name": []}, 3], host_name=5, baseTimeNanoseconds="x")
+    odd["traceEvents"] += [5, {"ph": "X", "name": {}}, {"ph": "X", "name": "gloo:x", "args": 3}]
+    odd["traceEvents"][0]["args"] = {"correlation": True, "dtype": [[[]]]}
+    odd["traceEvents"][-1] |= {"ts": 0, "dur": 0}
+    assert open_recording(file("odd.json", odd)).steps > 30
     for name, value in [("ts", "soon"), ("dur", -1), ("ts", 1e300), ("dur", None), ("ts", True)]:
         bad = trace(0)
         bad["traceEvents"][3][name] = value
@@ -305,6 +310,8 @@ def test_the_period_is_the_step_and_not_a_layer_of_it() -> None:
     layers = [1] * 80 + [2] + [3] * 79 + [2]
     assert period.find_period(np.array(layers * 6)) == len(layers)
     assert period.find_period(np.array([5, *[1, 2, 3] * 50, 7, *[1, 2, 3] * 50])) == 3
+    begin = [0, 1, 1, 2, 1, 1]  # of a real DDP run: its broadcasts suggest a period of 3
+    assert period.find_period(np.array([*begin, *[2] * 400])) == 1
     assert period.find_period(np.random.default_rng(1).integers(0, 9, 500)) == 0
     assert period.find_period(np.array([1])) == 0
     cycle = np.array([1, 2, 3])

@@ -67,9 +67,10 @@ def headline(finding: Finding, now: object = None) -> str:
     since = finding["since"]
     text = f"{clean(finding['kind'])}: {subject(finding)}, {clean(finding['state'])}"
     if "step" in since:  # of a recording
-        until = finding.get("until")
-        text += f" from step {since['step']} to {until['step']}" if until else ""
-        return text if until else f"{text} since step {since['step']}"
+        until = finding.get("until", {}).get("step")
+        if until is not None:
+            return f"{text} from step {since['step']} to {until}"
+        return f"{text} since step {since['step']}"
     begin, today = moment(since["time"]), moment(now)
     if begin is not None and begin.year == 1970:
         return text  # a recording without clock and steps

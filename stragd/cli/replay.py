@@ -41,13 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print what was found; 1 with one line on stderr where the file cannot be replayed."""
     try:
+        from stragd.config import Config
         from stragd.replay.detect import open_recording
         from stragd.replay.recording import RecordingError
         from stragd.replay.run import replay
     except ImportError as error:
         return _fail(f"the native core is not built: {error}; run make setup")
     try:
-        result = replay(open_recording(arguments.file, arguments.window_steps))
+        result = replay(open_recording(arguments.file, arguments.window_steps), Config().scorer())
     except RecordingError as error:
         return _fail(str(error))
     if arguments.json:

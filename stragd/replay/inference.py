@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stragd.replay.period import find_period, find_phase, find_steps, usual_cycle
+from stragd.replay.period import find_period, find_phase, find_steps, usual_cycle, usual_distance
 from stragd.replay.recording import RecordingError, key_of
 from stragd.replay.steps import WINDOWS, RankSteps, busy_time
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 SLICE_COLLECTIVES = 8
+LEAST_COVERED = 0.8
+"""Share of a rank's collectives that must be in steps."""
 LEAST_WORKING = 0.9
 """Share of steps with own work, below which what repeats are the buckets of a step."""
 
@@ -38,51 +41,72 @@ class Collectives:
 
 def infer_steps(traces: Sequence[Collectives]) -> list[RankSteps] | None:
     """Steps of all ranks; None where one of them has no repeating sequence."""
-    plain = [trace.tokens for trace in traces]
-    steps = _infer(traces, plain)
-    # Buckets of one size hide where a step begins; the work before the first one shows it.
-    return steps or _infer(traces, [_marked(trace) for trace in traces])
+    return _by_sequence(traces) or _by_work(traces)
 
 
-def _infer(
-    traces: Sequence[Collectives], sequences: Sequence[NDArray[np.int64]]
-) -> list[RankSteps] | None:
+def _by_sequence(traces: Sequence[Collectives]) -> list[RankSteps] | None:
     cycles: list[NDArray[np.int64]] = []
-    ranks = []
-    for trace, tokens in zip(traces, sequences, strict=True):
-        found = next(((c, s) for c in cycles if (s := _known(tokens, c))), None)
-        if found is None:
-            period = find_period(tokens)
+    ranks: list[RankSteps] = []
+    for trace in traces:
+        known = (
+            cycle for cycle in cycles if _covered(trace, cycle, find_steps(trace.tokens, cycle))
+        )
+        cycle = next(known, None)
+        if cycle is None:
+            period = find_period(trace.tokens)
             if not period:
                 return None
             phase = find_phase(period, _gaps(trace))
-            cycle = usual_cycle(tokens[phase:], period)
+            cycle = usual_cycle(trace.tokens[phase:], period)
             cycles.append(cycle)
-            found = cycle, find_steps(tokens, cycle)
-        rank, starts = _measure(trace, *found), len(found[1])
-        if not len(rank.number) or len(rank.number) < LEAST_WORKING * (starts - 1):
+        if not _take(ranks, trace, cycle, find_steps(trace.tokens, cycle)):
             return None
-        ranks.append(rank)
     return ranks
 
 
-def _known(tokens: NDArray[np.int64], cycle: NDArray[np.int64]) -> list[int]:
-    """Steps by the sequence of another rank, [] where it does not fit."""
-    steps = find_steps(tokens, cycle)
-    return steps if len(steps) * len(cycle) >= 0.8 * (len(tokens) - len(cycle)) else []
+def _by_work(traces: Sequence[Collectives]) -> list[RankSteps] | None:
+    """Buckets of one size hide where a step begins; the work before the first one shows it."""
+    guesses: Counter[int] = Counter()
+    for trace in traces:
+        worked = _gaps(trace) > _least_work(_gaps(trace))
+        guesses[find_period(trace.tokens * 2 + worked) or usual_distance(worked)] += 1
+    period = guesses.most_common(1)[0][0]
+    ranks: list[RankSteps] = []
+    for trace in traces:
+        if not 0 < period <= len(trace.tokens) // 2:
+            return None
+        # As many steps as there can be have the longest gaps before them.
+        gaps = _gaps(trace)
+        longest = np.sort(gaps)[-(len(gaps) // period) :]
+        begins = gaps > np.median(longest) / 2
+        cycle = usual_cycle(trace.tokens[int(np.argmax(begins)) :], period)
+        if not len(cycle):
+            return None
+        if not _take(ranks, trace, cycle, find_steps(trace.tokens, cycle, begins)):
+            return None
+    return ranks
 
 
-def _marked(trace: Collectives) -> NDArray[np.int64]:
-    """The collectives, told apart by whether the rank has worked before them.
+def _take(
+    ranks: list[RankSteps], trace: Collectives, cycle: NDArray[np.int64], starts: list[int]
+) -> bool:
+    """Measure a rank's steps; False where they are none."""
+    rank = _measure(trace, cycle, starts)
+    ranks.append(rank)
+    working = len(rank.number) >= max(1.0, LEAST_WORKING * (len(starts) - 1))
+    return working and _covered(trace, cycle, starts)
 
-    The longest gaps that hold nine tenths of a rank's own work, and those half as long as the
-    least of them, count as work.
-    """
-    gaps = _gaps(trace)
+
+def _covered(trace: Collectives, cycle: NDArray[np.int64], starts: list[int]) -> bool:
+    return len(starts) * len(cycle) >= LEAST_COVERED * (len(trace.tokens) - len(cycle))
+
+
+def _least_work(gaps: Floats) -> float:
+    """The longest gaps that hold nine tenths of a rank's own work, and those half as long as the
+    least of them, count as work."""
     longest = np.sort(gaps)[::-1]
     enough = int(np.searchsorted(np.cumsum(longest), 0.9 * longest.sum()))
-    least = longest[min(enough, len(longest) - 1)] / 2
-    return np.asarray(trace.tokens * 2 + (gaps > least), dtype=np.int64)
+    return float(longest[min(enough, len(longest) - 1)]) / 2
 
 
 def _gaps(trace: Collectives) -> Floats:

@@ -201,7 +201,8 @@ def _event(event: dict[str, Any], name: str) -> tuple[float, float, int, str]:
     if isinstance(order, bool) or not isinstance(order, int):
         order = 0
     kind = name.split("(")[0][:120]
-    details = [str(args[key])[:60] for key in DETAILS if key in args]
+    told = (args.get(key) for key in DETAILS)
+    details = [str(value)[:60] for value in told if isinstance(value, str | int)]
     return float(start), float(length), order, "|".join([kind, *details])  # type: ignore[arg-type]
 
 
@@ -232,6 +233,5 @@ def _device(document: dict[str, Any]) -> str:
     devices = document.get("deviceProperties")
     if not isinstance(devices, list):
         return ""
-    names = {d.get("name") for d in devices if isinstance(d, dict)}
-    name = names.pop() if len(names) == 1 else None
-    return name[:80] if isinstance(name, str) else ""
+    names = {str(d.get("name", ""))[:80] for d in devices if isinstance(d, dict)}
+    return names.pop() if len(names) == 1 else ""

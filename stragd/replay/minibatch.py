@@ -8,6 +8,7 @@ unit). The mini-batch time is the worker's own work: waiting begins after it.
 from __future__ import annotations
 
 import csv
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -46,9 +47,10 @@ def read(path: Path, per_window: int | None = None) -> Recording:
     end = np.cumsum(wall)
     job, world_size = key_of(path.name), workers[-1] + 1
     ranks = []
-    for worker in workers:
-        mine = np.flatnonzero(place[:, 0] == worker)
-        mine = mine[np.argsort(line[mine])]
+    order = np.lexsort((line, place[:, 0]))
+    bounds = np.searchsorted(place[order, 0], [*workers, workers[-1] + 1])
+    for worker, (begin, until) in zip(workers, pairwise(bounds), strict=True):
+        mine = order[begin:until]
         at = line[mine]
         busy = wall[at] - times[mine]
         signature, class_id = key_of("mini-batch"), shares[worker]

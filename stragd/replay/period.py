@@ -18,12 +18,23 @@ if TYPE_CHECKING:
 LEAST_MATCH = 0.9
 """Share of the sequence that must repeat."""
 LEAST_REPEATS = 3
+LEAST_FOR_EDGES = 100
+"""Collectives of a recording that can do without its ends."""
 RARE_TOKENS = 8
 CANDIDATES = 512
 
 
 def find_period(tokens: Tokens) -> int:
     """Collectives per step, 0 where no sequence repeats.
+
+    A job's beginning and end are unlike its steps, so the middle is asked first.
+    """
+    edge = len(tokens) // 8 if len(tokens) >= LEAST_FOR_EDGES else 0
+    return _period(tokens[edge : len(tokens) - edge]) or _period(tokens)
+
+
+def _period(tokens: Tokens) -> int:
+    """Collectives per step of these, 0 where no sequence repeats.
 
     A period is a distance between two occurrences of every collective in it, so the rarest ones
     give the candidates. Layers of one kind repeat within a step nearly as well as the step does,
@@ -59,22 +70,39 @@ def find_phase(period: int, gaps: NDArray[np.float64]) -> int:
 
 
 def usual_cycle(tokens: Tokens, period: int) -> Tokens:
-    """The sequence of a step that occurs most often; the first one may be another."""
+    """The sequence of a step that occurs most often; empty where there is no whole one."""
     rows = tokens[: len(tokens) // period * period].reshape(-1, period)
+    if not len(rows):
+        return tokens[:0]
     cycles, counts = np.unique(rows, axis=0, return_counts=True)
     return np.asarray(cycles[np.argmax(counts)], dtype=np.int64)
 
 
-def find_steps(tokens: Tokens, cycle: Tokens) -> list[int]:
-    """Where the cycle begins, each time; what does not fit is left out."""
+def usual_distance(begins: NDArray[np.bool_]) -> int:
+    """The distance between marked places that occurs most often, 0 of fewer than two."""
+    distances, counts = np.unique(np.diff(np.flatnonzero(begins)), return_counts=True)
+    return int(distances[np.argmax(counts)]) if len(counts) else 0
+
+
+def find_steps(tokens: Tokens, cycle: Tokens, begins: NDArray[np.bool_] | None = None) -> list[int]:
+    """Where the cycle begins, each time; what does not fit is left out.
+
+    With ``begins`` a step begins at a place that is marked, or where the one before it ended.
+    """
     starts: list[int] = []
     place, length = 0, len(cycle)
-    firsts = np.flatnonzero(tokens == cycle[0])
+    possible = tokens == cycle[0]
+    firsts = np.flatnonzero(possible if begins is None else possible & begins)
     while True:
         at = np.searchsorted(firsts, place)
-        if at == len(firsts) or firsts[at] + length > len(tokens):
+        if starts and place == starts[-1] + length and place < len(tokens) and possible[place]:
+            pass  # right behind the step before
+        elif at == len(firsts):
             return starts
-        place = int(firsts[at])
+        else:
+            place = int(firsts[at])
+        if place + length > len(tokens):
+            return starts
         if np.array_equal(tokens[place : place + length], cycle):
             starts.append(place)
             place += length

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SLOW = ("suspect", "confirmed")
 MAX_FINDINGS = 10_000
+MAX_SLOW = 1000
+"""Windows of a finding that are kept for its median."""
 
 
 class Replay(TypedDict):
@@ -45,8 +47,15 @@ class _Window:
 
     first_step: int
     last_step: int
+    number: int
     time_ns: int
     inferred: bool
+
+    def name(self, last: bool = False) -> str:
+        """Its first step (its last one), as people are told."""
+        if not self.inferred:
+            return f"window {self.number}"
+        return f"step {self.last_step if last else self.first_step}"
 
 
 @dataclass
@@ -55,7 +64,9 @@ class _Episode:
 
     last: RawFinding
     confirmed: bool = False
-    slow: list[RawFinding] = field(default_factory=list)  # one per window in which it was slow
+    windows: int = 0  # in which it was slow
+    last_slow: int = 0  # the last of them
+    slow: list[RawFinding] = field(default_factory=list)  # of these windows, perhaps thinned out
 
 
 class _Silence:
@@ -112,9 +123,14 @@ def replay(recording: Recording, settings: dict[str, Any] | None = None) -> Repl
             findings.append(_finding(episode, recording, windows))
         elif episode.last["state"] == "suspect" and episode.last["rank"] is not None:
             key = episode.last["job"]
-            abstentions.append(_suspicion(episode.last, recording.jobs[key], windows))
+            begin = windows[key, episode.last["since_window"]].name()
+            reason = f"suspected since {begin}, and the recording ends before it is confirmed"
+            abstentions.append(_no_verdict(episode.last, recording.jobs[key], reason))
     for told in recording.findings:
         about = recording.jobs[told["job"]]
+        if told["state"] == "suspect":
+            abstentions.append(_no_verdict(told, about, "suspected, not confirmed"))
+            continue
         finding = build(told, _about(told["job"], about), _subject(told, about), True)
         finding["evidence"] = told["evidence"]
         findings.append(finding)
@@ -132,17 +148,14 @@ def replay(recording: Recording, settings: dict[str, Any] | None = None) -> Repl
     }
 
 
-def _suspicion(
-    raw: RawFinding, about: RecordedJob, windows: dict[tuple[int, int], _Window]
-) -> Abstention:
-    """The recording ended before it was known: no verdict, and nobody is named."""
-    step = windows[raw["job"], raw["since_window"]].first_step
+def _no_verdict(raw: Mapping[str, Any], about: RecordedJob, reason: str) -> Abstention:
+    """The recording is too short to know: nobody is named."""
     return {
         "job": job_key(raw["job"]),
         "job_name": about.name,
-        "rank": int(raw["rank"] or 0),
+        "rank": int(raw["rank"]),
         "window": int(raw["window"]),
-        "reason": f"suspected since step {step}, and the recording ends before it is confirmed",
+        "reason": reason,
     }
 
 
@@ -150,6 +163,7 @@ def _window(rows: NDArray[np.void]) -> _Window:
     return _Window(
         int(rows["first_step"].min()),
         int(rows["last_step"].max()),
+        int(rows["window"][0]),
         int(rows["time_ns"].max()),
         not bool((rows["flags"] & STEPS_NOT_INFERRED).any()),
     )
@@ -165,7 +179,11 @@ def _take(episodes: dict[tuple[int, int], _Episode], raw: RawFinding) -> None:
     episode.last = raw
     episode.confirmed |= raw["state"] == "confirmed"
     if raw["state"] in SLOW:
+        episode.windows += 1
+        episode.last_slow = raw["window"]
         episode.slow.append(raw)
+        if len(episode.slow) > MAX_SLOW:
+            del episode.slow[::2]
 
 
 def _finding(
@@ -185,16 +203,15 @@ def _finding(
     about = recording.jobs[job]
     begin = windows[job, last["since_window"]]
     finding = build(raw, _about(job, about), _subject(raw, about), begin.inferred)
-    end = windows[job, episode.slow[-1]["window"]]
-    finding["since"]["step"] = begin.first_step
+    end = windows[job, episode.last_slow]
+    if begin.inferred:
+        finding["since"]["step"] = begin.first_step
     if last["state"] in ("recovering", "cleared"):
-        finding["until"] = {
-            "window": int(episode.slow[-1]["window"]),
-            "time": iso_time(end.time_ns),
-            "step": end.last_step,
-        }
+        finding["until"] = {"window": end.number, "time": iso_time(end.time_ns)}
+        if end.inferred:
+            finding["until"]["step"] = end.last_step
     finding["evidence"].append(
-        f"slow in {len(episode.slow)} windows, from step {begin.first_step} to {end.last_step}"
+        f"slow in {episode.windows} windows, from {begin.name()} to {end.name(last=True)}"
     )
     return finding
 

@@ -24,6 +24,8 @@ WINDOWS = 64
 fills three windows, which is what the scorer needs to confirm and to date it."""
 TRIM = 0.1
 MAX_TIME_NS = 1 << 62
+MAX_CELLS = 50_000_000
+"""Most rows of a recording, and most steps of all its signatures together."""
 SOURCE_DEVICE, SOURCE_GLOO = 1, 3
 
 
@@ -101,6 +103,8 @@ def cut(
     hardly any wait in it.
     """
     numbers = np.unique(np.concatenate([rank.number for rank in ranks]))
+    if len({rank.signature for rank in ranks}) * len(numbers) > MAX_CELLS:
+        raise RecordingError(f"its stages have more than {MAX_CELLS} steps in all: cut it")
     if per_window is None:
         walls = np.concatenate([rank.wall for rank in ranks])
         usual = float(np.median(walls)) if has_unit else math.nan
@@ -108,6 +112,8 @@ def cut(
         gaps = np.diff(numbers)
         stride = float(np.median(gaps)) if len(gaps) else 1.0
         per_window = steps_per_window(len(numbers), usual, stride)
+    if len(ranks) * len(numbers) // per_window > MAX_CELLS:
+        raise RecordingError(f"more than {MAX_CELLS} rows: take longer windows (--window-steps)")
     comm = _transfer(ranks, numbers)
     windows = []
     bounds = [np.searchsorted(rank.number, numbers[::per_window]) for rank in ranks]

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stragd.config import Config
 from stragd.replay.recording import (
     MAX_LINES,
     MAX_RANK,
@@ -37,7 +38,6 @@ from stragd.replay.recording import (
 FORMAT = "tracelens-totals"
 COLUMNS = ("rank", "Collective name", "operation_count", "dur_sum", "dur_std")
 KIND = ("Process Group Name", "Collective name", "dtype", "In msg nelems", "Group size")
-FALSE_ALARMS_PER_MILLION = 1.0
 NATURAL = 0.1
 MIN_OPERATIONS = 30
 """Least operations of a kind: a standard error of fewer is none."""
@@ -80,7 +80,7 @@ def _waited_for(kind: _Kind, ranks: set[int]) -> int | None:
         return None
     last, second = sorted(ranks, key=lambda rank: kind.total[rank])[:2]
     gap = kind.total[second] - kind.total[last]
-    chance = FALSE_ALARMS_PER_MILLION / 1e6 / len(ranks)
+    chance = Config().scoring.false_alarms_per_million / 1e6 / len(ranks)
     limit = -statistics.NormalDist().inv_cdf(chance)
     error = math.hypot(kind.error[last], kind.error[second])
     if gap > limit * error and gap >= NATURAL * max(kind.total.values()):
