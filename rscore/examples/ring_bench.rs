@@ -111,8 +111,13 @@ impl Ring {
     }
 }
 
-/// (slots read, ns of CPU time)
-fn measure(total: u64, mut deliver: impl FnMut(&Record)) -> Result<(u64, u64), Box<dyn Error>> {
+/// (slots read, ns of CPU time); `after` gets the time at the end of each round.
+fn measure<T>(
+    total: u64,
+    behind: &mut T,
+    deliver: impl Fn(&mut T, &Record),
+    after: impl Fn(&mut T, u64),
+) -> Result<(u64, u64), Box<dyn Error>> {
     let ring = Ring::new()?;
     let memory = open_file(&ring.file).map_err(|why| format!("{why:?}"))?;
     let mut reader = Reader::new(Arc::new(memory));
@@ -122,7 +127,8 @@ fn measure(total: u64, mut deliver: impl FnMut(&Record)) -> Result<(u64, u64), B
         ticket += u64::from(SLOTS);
         let now = 1_000_000_000 + ticket * STEP_NS / STEP;
         let begin = cpu_ns();
-        while reader.turn(now, false, &mut deliver).more {}
+        while reader.turn(now, false, |record| deliver(behind, record)).more {}
+        after(behind, now);
         ns += cpu_ns() - begin;
     }
     let counts = reader.counts();
@@ -134,14 +140,25 @@ fn main() -> Result<(), Box<dyn Error>> {
     let millions: u64 = std::env::args().nth(1).map_or(Ok(20), |text| text.parse())?;
     let total = millions * 1_000_000;
     let mut sum = 0u64;
-    let (slots, ns) = measure(total, |record| sum = sum.wrapping_add(record.stop_ns))?;
+    let add = |sum: &mut u64, record: &Record| *sum = sum.wrapping_add(record.stop_ns);
+    let (slots, ns) = measure(total, &mut sum, add, |_, _| ())?;
     println!("reading {slots} {ns}");
     let mut pipeline = Pipeline::new(Config::default());
     pipeline.assign(PID, 1, 7, 0, 1, 1);
     pipeline.ring_opened(PID);
     pipeline.ring_mode(PID, true);
-    let (slots, ns) = measure(total, |record| pipeline.on_record(PID, record))?;
+    let (slots, ns) = measure(
+        total,
+        &mut pipeline,
+        |pipeline, record| pipeline.on_record(PID, record),
+        |pipeline, now| {
+            pipeline.tick(now, now, 0);
+            pipeline.take_windows();
+        },
+    )?;
     println!("pipeline {slots} {ns}");
+    let rank = &pipeline.ranks()[0];
+    assert!(rank.steps > total / STEP / 2, "no steps were found: {rank:?}");
     std::hint::black_box(sum);
     Ok(())
 }
