@@ -11,9 +11,10 @@ import os
 import platform
 import sys
 
-from bench import cost, drain, ring, runs, soak
+from bench import callback, cost, drain, ring, runs, soak
 
 BENCHES = {
+    "callback": callback.main,
     "cost": cost.main,
     "drain": drain.main,
     "ring": ring.main,
