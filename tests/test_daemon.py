@@ -140,8 +140,10 @@ class HandEngine:
         ]  # fmt: skip
 
     def set_ring(self, mode: str, sample: int, floor: int, pid: int | None) -> int:
-        self.ring = (mode, sample, floor)
-        return sum(pid in (None, known) for known, _ in self.assigned)
+        asked = sum(pid in (None, known) for known, _ in self.assigned)
+        if pid is None or asked:
+            self.ring = (mode, sample, floor)
+        return asked
 
     def progress(self) -> int:
         self.alive += 0 if self.stuck else 1

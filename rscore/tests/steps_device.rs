@@ -29,18 +29,6 @@ fn scored(scorer: &mut Scorer, windows: &[Vec<RankWindow>]) -> Vec<(Kind, Option
             assert_eq!((row.source, row.flags), (source::DEVICE_RING, 0), "{row:?}");
         }
         let update = scorer.update(rows);
-        if std::env::var("DBG").is_ok() {
-            println!(
-                "{} {:.1} {:?}",
-                rows[1].window,
-                rows[1].own / 1e5,
-                update
-                    .findings
-                    .iter()
-                    .map(|f| (f.state, f.rank, f.confidence, f.slowdown))
-                    .collect::<Vec<_>>()
-            );
-        }
         assert_eq!(update.refused_rows, 0);
         let open = update.findings.iter().filter(|f| f.state == State::Confirmed);
         named.extend(open.map(|f| (f.kind, f.rank)));
