@@ -107,6 +107,7 @@ class RingStatus(TypedDict):
     clock_hz: int  # declared or measured, 0 while not known
     clock_moved: int  # times that its offset to the host's clock was corrected
     quirk: int  # row of the plugin's table of versions, from 1; 0: none
+    quirk_reason: str  # what that row says, "" without one
     chained: str  # plugin that is forwarded to, "" where there is none
     records: int
     lost: int  # records + lost: all tickets since the ring was opened

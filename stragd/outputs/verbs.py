@@ -8,8 +8,11 @@ from typing import Any, Protocol
 
 from stragd.finding import job_key
 from stragd.outputs.control import Peer, RequestError
-from stragd.outputs.snapshot import Check, ConfigValue, Job, Snapshot, Status, Top
+from stragd.outputs.snapshot import Check, ConfigValue, Job, Ring, Snapshot, Status, Top
 from stragd.outputs.windowlog import Part
+
+RING_MODES = {"on": "full", "off": "off", "progress": "progress", "default": "default"}
+MAX_SAMPLE = 65535
 
 
 class Daemon(Protocol):
@@ -30,6 +33,9 @@ class Daemon(Protocol):
     def set_probes(self, on: bool) -> str:
         """Switch and wait until it is done; "on" or "off". Raises RequestError."""
 
+    def set_ring(self, mode: str, sample: int, floor: int, pid: int | None) -> list[Ring]:
+        """Ask the plugins; the rings once they had the time to obey. Raises RequestError."""
+
     def reload(self) -> dict[str, list[str]]:
         """Read the configuration again. Raises RequestError."""
 
@@ -49,6 +55,7 @@ class Verbs:
             "windows": (self._windows, {"after": int, "job": str}),
             "config": (self._config, {}),
             "probes": (self._probes, {"set": str}),
+            "ring": (self._ring, {"set": str, "sample": int, "floor": int, "pid": int}),
             "reload": (self._reload, {}),
         }
 
@@ -169,6 +176,21 @@ class Verbs:
         if set not in ("on", "off"):
             raise RequestError("bad-request", 'probes: set must be "on" or "off"')
         return {"probes": self._daemon.set_probes(set == "on")}
+
+    def _ring(
+        self, set: str | None = None, sample: int = 1, floor: int = 0, pid: int | None = None
+    ) -> Mapping[str, Any]:
+        if set is None:
+            rings = self._daemon.snapshot()["rings"]
+            return {"rings": [r for r in rings if pid is None or r["pid"] == pid]}
+        if set not in RING_MODES:
+            known = ", ".join(f'"{mode}"' for mode in RING_MODES)
+            raise RequestError("bad-request", f"ring: set must be one of {known}")
+        if not 1 <= sample <= MAX_SAMPLE:
+            raise RequestError("bad-request", f"ring: sample must be from 1 to {MAX_SAMPLE}")
+        if floor and (floor < 2 or floor > 1 << 40 or floor & (floor - 1)):
+            raise RequestError("bad-request", "ring: floor must be 0 or a power of two, in bytes")
+        return {"rings": self._daemon.set_ring(RING_MODES[set], sample, floor, pid)}
 
     def _reload(self) -> Mapping[str, Any]:
         return self._daemon.reload()

@@ -6,6 +6,7 @@ use pyo3::types::{PyDict, PyList};
 
 use crate::ring::control::{Control, Mode};
 use crate::ring::status::{CommunicatorProgress, RingStatus};
+use crate::ring::versions;
 
 /// A control word of Python's arguments; `floor` in bytes.
 pub(super) fn control(mode: &str, sample: u32, floor: u64) -> PyResult<Control> {
@@ -47,6 +48,7 @@ pub(super) fn status<'py>(py: Python<'py>, ring: &RingStatus) -> PyResult<Bound<
     item.set_item("clock_hz", ring.clock_hz)?;
     item.set_item("clock_moved", ring.clock_moved)?;
     item.set_item("quirk", ring.quirk)?;
+    item.set_item("quirk_reason", versions::reason(ring.quirk).unwrap_or(""))?;
     item.set_item("chained", &ring.chained)?;
     item.set_item("records", ring.counts.records)?;
     item.set_item("lost", ring.counts.lost)?;

@@ -18,6 +18,7 @@ mod reader;
 mod record;
 pub mod source;
 pub mod status;
+pub mod versions;
 
 pub use layout::flag;
 pub use memory::Memory;

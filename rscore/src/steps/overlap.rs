@@ -32,7 +32,7 @@ const QUEUED_SHARE: f64 = 0.1;
 /// A collective this long (ns) is a stall, and none that teaches anything.
 const STALL_NS: f64 = 1e10;
 /// Steps and time after which windows begin although some places are not judged.
-const SETTLE_STEPS: u32 = 64;
+const SETTLE_STEPS: u32 = 160;
 const SETTLE_NS: u64 = 120_000_000_000;
 
 /// (L, D) at one place of the step, ns. The slope is one of changes from step to step: a rank
@@ -61,8 +61,8 @@ struct Figures {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Shared {
     beside: Option<bool>,
-    /// Median, ns; NaN where nobody knows.
-    distance: f64,
+    /// Median, ns.
+    distance: Option<f64>,
 }
 
 impl Figures {
@@ -107,16 +107,21 @@ impl Figures {
         }
     }
 
-    fn is_beside(&self) -> bool {
-        self.shared.beside.or(self.beside).unwrap_or(false)
+    fn is_beside(&self) -> Option<bool> {
+        self.shared.beside.or(self.beside)
     }
 
-    /// Usual work up to the next collective, ns; 0 where nobody knows.
-    fn usual(&self) -> u64 {
-        match self.steps >= LEAST || self.shared.distance.is_nan() {
-            true => self.distance as u64,
-            false => self.shared.distance as u64,
+    /// Usual work up to the next collective, ns.
+    fn usual(&self) -> Option<f64> {
+        if self.steps >= LEAST {
+            return Some(self.distance);
         }
+        self.shared.distance
+    }
+
+    /// All is known that it takes to tell own work from waiting.
+    fn is_settled(&self) -> bool {
+        self.is_beside().is_some_and(|beside| !beside || self.usual().is_some())
     }
 }
 
@@ -157,7 +162,7 @@ impl Overlap {
         self.settled = self.settled
             || self.steps > SETTLE_STEPS
             || now_ns.saturating_sub(self.since_ns) > SETTLE_NS
-            || self.places.iter().all(|place| place.shared.beside.or(place.beside).is_some());
+            || self.places.iter().all(Figures::is_settled);
     }
 
     /// Whether steps count from now on.
@@ -180,9 +185,9 @@ impl Overlap {
             figures.learn(duration as f64, distance);
         }
         match (figures.is_beside(), queued) {
-            (false, _) => 0,
-            (true, false) => duration,
-            (true, true) => duration.min(figures.usual()),
+            (Some(true), false) => duration,
+            (Some(true), true) => duration.min(figures.usual().unwrap_or(0.0) as u64),
+            _ => 0,
         }
     }
 }
@@ -200,7 +205,7 @@ pub(crate) fn share(ranks: &mut [&mut Overlap]) {
         distances.sort_unstable_by(f64::total_cmp);
         let shared = Shared {
             beside: (beside != waited).then_some(beside > waited),
-            distance: distances.get(distances.len() / 2).copied().unwrap_or(f64::NAN),
+            distance: distances.get(distances.len() / 2).copied(),
         };
         ranks.iter_mut().for_each(|rank| rank.places[place].shared = shared);
     }
