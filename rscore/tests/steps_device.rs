@@ -21,6 +21,9 @@ fn scorer() -> Scorer {
     Scorer::new(Config { false_alarms_per_million: 100.0, ..Config::default() }).unwrap()
 }
 
+/// One of `patterns`, by seed.
+type Pattern = fn(u64) -> Sim;
+
 fn scored(scorer: &mut Scorer, windows: &[Vec<RankWindow>]) -> Vec<(Kind, Option<u32>)> {
     let mut named = Vec::new();
     for rows in windows {
@@ -37,7 +40,7 @@ fn scored(scorer: &mut Scorer, windows: &[Vec<RankWindow>]) -> Vec<(Kind, Option
 }
 
 /// A job that becomes slow in one phase of one rank: that rank is named, and nobody else.
-fn names_the_slow_rank(pattern: fn(u64) -> Sim) {
+fn names_the_slow_rank(pattern: Pattern) {
     for (seed, phase) in PHASES.into_iter().enumerate() {
         let rank = (3 + 2 * seed) % RANKS;
         let mut job = pattern(seed as u64);
@@ -63,7 +66,7 @@ fn names_the_slow_rank(pattern: fn(u64) -> Sim) {
     }
 }
 
-fn names_nobody(pattern: fn(u64) -> Sim) {
+fn names_nobody(pattern: Pattern) {
     let mut job = pattern(77);
     let mut scorer = scorer();
     job.begin();
@@ -110,7 +113,7 @@ fn last(job: &mut Sim, windows: usize) -> Vec<RankWindow> {
 #[test]
 fn own_is_what_the_ranks_worked_whatever_their_collectives_hide() {
     // Per step: what the pattern computes. A rank's natural speed is within 4 % of it.
-    let jobs: [(fn(u64) -> Sim, f64); 4] = [
+    let jobs: [(Pattern, f64); 4] = [
         (patterns::ddp, 77e6),
         (patterns::fsdp, 92e6),
         (patterns::tensor, 80e6),
