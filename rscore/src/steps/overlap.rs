@@ -13,9 +13,12 @@
 //! ```
 //!
 //! So each place of the step is asked for its slope, over the steps in which the next collective
-//! was not queued. Where it is 0, own work counts to D, or, in a step where it is hidden because
-//! the collective waited for somebody, to its usual C. What a place is lies in the program and
-//! not in the rank, so ranks with one signature share what they know.
+//! was not queued. A rank whose whole step is slower comes later, so waits less, and takes longer
+//! behind the collective as well: L and C hang together through the rank's own pace, which would
+//! take a wait for work. The pace shows in L and D of the place before, so the slope is the
+//! partial one, those two held fixed. Where it is 0, own work counts to D, or, in a step where it
+//! is hidden because the collective waited for somebody, to its usual C. What a place is lies in
+//! the program and not in the rank, so ranks with one signature share what they know.
 
 /// A start so shortly behind the end of the stream's collective before was queued for it, ns.
 const QUEUED_NS: u64 = 20_000;
@@ -23,10 +26,15 @@ const QUEUED_NS: u64 = 20_000;
 const LEAST: f64 = 16.0;
 const MEMORY: f64 = 512.0;
 const MEMORY_OF_WORK: f64 = 64.0;
-/// Slopes beyond which a place is judged, and standard errors that must lie between.
+/// Slopes beyond which a place is judged, and standard errors that must lie between; many,
+/// because every step is a new chance to err.
 const BESIDE: f64 = 0.4;
 const WAITED: f64 = 0.6;
-const ERRORS: f64 = 2.0;
+const ERRORS: f64 = 3.0;
+/// Durations that differ less (ns, root mean square) teach nothing: so coarse are device clocks.
+const LEAST_CHANGE_NS: f64 = 10_000.0;
+/// Share of its squares that a figure must keep when others are held fixed; less is rounding.
+const LEAST_SHARE: f64 = 1e-3;
 /// Share of steps in which the next collective is queued, of one that cannot be waited for.
 const QUEUED_SHARE: f64 = 0.1;
 /// A collective this long (ns) is a stall, and none that teaches anything.
@@ -35,15 +43,19 @@ const STALL_NS: f64 = 1e10;
 const SETTLE_STEPS: u32 = 160;
 const SETTLE_NS: u64 = 120_000_000_000;
 
-/// (L, D) at one place of the step, ns. The slope is one of changes from step to step: a rank
-/// that becomes slow moves D and L once, which says nothing of how they hang together.
+/// L and D of the place before, then L and D of this one, ns.
+type Figure = [f64; 4];
+const DURATION: usize = 2;
+const DISTANCE: usize = 3;
+
+/// One place of the step. The slope is one of changes from step to step: a rank that becomes
+/// slow moves D and L once, which says nothing of how they hang together.
 #[derive(Clone, Copy, Debug, Default)]
 struct Figures {
-    before: Option<(f64, f64)>,
+    before: Option<Figure>,
     weight: f64,
-    duration_squares: f64,
-    distance_squares: f64,
-    products: f64,
+    /// Sums of products of changes.
+    products: [Figure; 4],
     /// Steps behind `distance`, its mean.
     steps: f64,
     distance: f64,
@@ -81,30 +93,51 @@ impl Figures {
         }
     }
 
-    fn learn(&mut self, duration: f64, distance: f64) {
+    fn learn(&mut self, figure: Figure) {
         self.steps = (self.steps + 1.0).min(MEMORY_OF_WORK);
-        self.distance += (distance - self.distance) / self.steps;
-        let Some((duration_before, distance_before)) = self.before.replace((duration, distance))
-        else {
-            return;
-        };
-        let (dx, dy) = (duration - duration_before, distance - distance_before);
+        self.distance += (figure[DISTANCE] - self.distance) / self.steps;
+        let Some(before) = self.before.replace(figure) else { return };
         let keep = 1.0 - 1.0 / MEMORY;
         self.weight = self.weight * keep + 1.0;
-        self.duration_squares = self.duration_squares * keep + dx * dx;
-        self.distance_squares = self.distance_squares * keep + dy * dy;
-        self.products = self.products * keep + dx * dy;
-        if self.weight < LEAST || self.duration_squares <= 0.0 {
-            return;
+        for (row, sums) in self.products.iter_mut().enumerate() {
+            for (column, sum) in sums.iter_mut().enumerate() {
+                let product = (figure[row] - before[row]) * (figure[column] - before[column]);
+                *sum = *sum * keep + product;
+            }
         }
-        let slope = self.products / self.duration_squares;
-        let residual = (self.distance_squares - slope * self.products).max(0.0);
-        let error = (residual / (self.weight - 1.0) / self.duration_squares).sqrt();
+        let Some((slope, error)) = self.slope() else { return };
         if slope + ERRORS * error < WAITED && slope < BESIDE {
             self.beside = Some(true);
         } else if slope - ERRORS * error > BESIDE && slope > WAITED {
             self.beside = Some(false);
         }
+    }
+
+    /// Partial slope of D over L, and its standard error.
+    fn slope(&self) -> Option<(f64, f64)> {
+        let least = self.weight * LEAST_CHANGE_NS * LEAST_CHANGE_NS;
+        if self.weight < LEAST || self.products[DURATION][DURATION] < least {
+            return None;
+        }
+        let mut rest = self.products;
+        for held in 0..DURATION {
+            if rest[held][held] > LEAST_SHARE * self.products[held][held] {
+                let of = rest[held];
+                for row in held + 1..rest.len() {
+                    let share = of[row] / of[held];
+                    (held + 1..rest.len())
+                        .for_each(|column| rest[row][column] -= share * of[column]);
+                }
+            }
+        }
+        let squares = rest[DURATION][DURATION];
+        if squares < LEAST_SHARE * self.products[DURATION][DURATION] {
+            return None;
+        }
+        let slope = rest[DURATION][DISTANCE] / squares;
+        let residual = (rest[DISTANCE][DISTANCE] - slope * rest[DURATION][DISTANCE]).max(0.0);
+        let freedom = self.weight - DISTANCE as f64;
+        Some((slope, (residual / freedom / squares).sqrt()))
     }
 
     fn is_beside(&self) -> Option<bool> {
@@ -143,6 +176,8 @@ pub(crate) struct Overlap {
     since_ns: u64,
     steps: u32,
     settled: bool,
+    /// L and D of the collective before, ns.
+    latest: (f64, f64),
 }
 
 impl Overlap {
@@ -180,9 +215,11 @@ impl Overlap {
         }
         let queued = n.next_start_ns <= n.stream_end_ns.saturating_add(QUEUED_NS);
         let distance = (n.next_start_ns - n.start_ns) as f64;
+        let before = std::mem::replace(&mut self.latest, (duration as f64, distance));
         figures.learn_queued(queued, distance - duration as f64);
-        if !queued && distance < STALL_NS && (duration as f64) < STALL_NS {
-            figures.learn(duration as f64, distance);
+        let figure = [before.0, before.1, duration as f64, distance];
+        if !queued && figure.iter().all(|&time| time < STALL_NS) {
+            figures.learn(figure);
         }
         match (figures.is_beside(), queued) {
             (Some(true), false) => duration,
@@ -243,6 +280,50 @@ mod tests {
     fn what_is_waited_for_hides_nothing() {
         assert_eq!(own_within(true, 3000), 0);
         assert_eq!(own_within(true, 300), 0);
+    }
+
+    /// Each step has a pace of its own, and works of the same length before and behind the
+    /// collective: a rank that comes late has waited less and works longer afterwards.
+    fn own_within_of_a_pace(waited_for: bool) -> u64 {
+        let mut overlap = Overlap::default();
+        overlap.follow(2, 5, 0);
+        let mut clock = 1_000_000_000;
+        let mut own = 0;
+        for n in 0..300u64 {
+            let random = super::super::hash::mix(3, n);
+            let work = 6_000_000 + random % 400_000;
+            let others = 6_300_000 + (random >> 20) % 200_000;
+            // Place 0 waits for nobody; what is asked for is place 1.
+            let first = (clock, clock + 500_000);
+            let start = first.1 + work;
+            let end = first.1 + others.max(work) + 1_000_000;
+            clock = if waited_for { end + work } else { (start + work).max(end) };
+            overlap.own_within(
+                0,
+                &Neighbours {
+                    start_ns: first.0,
+                    end_ns: first.1,
+                    next_start_ns: start,
+                    stream_end_ns: first.1,
+                },
+            );
+            own = overlap.own_within(
+                1,
+                &Neighbours {
+                    start_ns: start,
+                    end_ns: end,
+                    next_start_ns: clock,
+                    stream_end_ns: end,
+                },
+            );
+        }
+        own
+    }
+
+    #[test]
+    fn the_pace_of_a_step_is_not_taken_for_overlap() {
+        assert_eq!(own_within_of_a_pace(true), 0);
+        assert!(own_within_of_a_pace(false) > 900_000);
     }
 
     #[test]
