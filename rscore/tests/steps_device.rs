@@ -58,7 +58,10 @@ fn names_the_slow_rank(pattern: Pattern) {
         println!("{phase:?} of rank {rank}: own by {changes:.3?}, named {named:?}");
         for (other, change) in changes.iter().enumerate() {
             let expected = if other == rank { 1.0 + SHARE } else { 1.0 };
-            assert!((change - expected).abs() < SHARE / 4.0, "{phase:?} of rank {rank}: {changes:.3?}");
+            assert!(
+                (change - expected).abs() < SHARE / 4.0,
+                "{phase:?} of rank {rank}: {changes:.3?}"
+            );
         }
         assert!(named.contains(&(Kind::Straggler, Some(rank as u32))), "{phase:?}: {named:?}");
         let others = named.iter().filter(|n| **n != (Kind::Straggler, Some(rank as u32)));

@@ -26,11 +26,12 @@ const QUEUED_NS: u64 = 20_000;
 const LEAST: f64 = 16.0;
 const MEMORY: f64 = 512.0;
 const MEMORY_OF_WORK: f64 = 64.0;
-/// Slopes beyond which a place is judged, and standard errors that must lie between; many,
-/// because every step is a new chance to err.
+/// Slopes beyond which a place is judged, standard errors that must lie between, and the largest
+/// standard error that proves anything: every step is a new chance to err.
 const BESIDE: f64 = 0.4;
 const WAITED: f64 = 0.6;
 const ERRORS: f64 = 3.0;
+const LARGEST_ERROR: f64 = 0.15;
 /// Durations that differ less (ns, root mean square) teach nothing: so coarse are device clocks.
 const LEAST_CHANGE_NS: f64 = 10_000.0;
 /// Share of its squares that a figure must keep when others are held fixed; less is rounding.
@@ -105,11 +106,25 @@ impl Figures {
                 *sum = *sum * keep + product;
             }
         }
-        let Some((slope, error)) = self.slope() else { return };
+        self.beside = self.judge().or(self.beside);
+    }
+
+    fn judge(&self) -> Option<bool> {
+        let (slope, error) = self.slope().filter(|&(_, error)| error < LARGEST_ERROR)?;
         if slope + ERRORS * error < WAITED && slope < BESIDE {
-            self.beside = Some(true);
+            Some(true)
         } else if slope - ERRORS * error > BESIDE && slope > WAITED {
-            self.beside = Some(false);
+            Some(false)
+        } else {
+            None
+        }
+    }
+
+    /// Adds what another rank has learnt at the same place.
+    fn pool(&mut self, other: &Figures) {
+        self.weight += other.weight;
+        for (sums, others) in self.products.iter_mut().zip(&other.products) {
+            sums.iter_mut().zip(others).for_each(|(sum, other)| *sum += other);
         }
     }
 
@@ -240,8 +255,11 @@ pub(crate) fn share(ranks: &mut [&mut Overlap]) {
         distances.clear();
         distances.extend(figures().filter(|f| f.steps >= LEAST).map(|f| f.distance));
         distances.sort_unstable_by(f64::total_cmp);
+        let mut together = Figures::default();
+        figures().for_each(|figures| together.pool(figures));
+        let majority = (beside != waited).then_some(beside > waited);
         let shared = Shared {
-            beside: (beside != waited).then_some(beside > waited),
+            beside: together.judge().or(majority),
             distance: distances.get(distances.len() / 2).copied(),
         };
         ranks.iter_mut().for_each(|rank| rank.places[place].shared = shared);
