@@ -11,14 +11,13 @@ use rscore::window::{flag, source, RankWindow};
 use rscore::wire::function::REDUCE_SCATTER;
 
 /// Windows that the job is healthy, and in which the slow rank must be named.
-const HEALTHY: usize = 16;
+const HEALTHY: usize = 8;
 const WITHIN: usize = 3;
 /// Of the rank's own work of a whole step.
 const SHARE: f64 = 0.05;
 
-/// At one false alarm per million windows the CUSUM alone takes four windows for 5 %.
 fn scorer() -> Scorer {
-    Scorer::new(Config { false_alarms_per_million: 100.0, ..Config::default() }).unwrap()
+    Scorer::new(Config::default()).unwrap()
 }
 
 /// One of `patterns`, by seed.

@@ -6,7 +6,7 @@ use super::estimate::{cusum_limit, median_without, spread_without};
 use super::groups::{Group, Groups};
 use super::life::{Evidence, Life};
 use super::rank::{change, confidence, finding, Change, RankScore, LEARN_HISTORY};
-use super::series::{pooled_noise, Series, Test};
+use super::series::{noise_prior, pooled_noise, Series, Test};
 use super::{Abstention, Basis, Config, Finding, Kind, State, Update};
 use crate::window::{flag, RankWindow};
 
@@ -110,7 +110,8 @@ impl JobScore {
             products += terms.0;
             squares += terms.1;
         }
-        let (pooled_noise, degrees) = pooled_noise(&mut noises);
+        let prior = members.iter().map(|m| noise_prior(&rows[m.row])).fold(0.0, f64::max);
+        let (pooled_noise, degrees) = pooled_noise(&mut noises, prior);
         let test = Test {
             pooled_noise,
             degrees,
@@ -190,7 +191,7 @@ impl JobScore {
             groups.groups.iter().map(|g| fast(g) * g.len() as f64).sum::<f64>() / total as f64;
         let row = &rows[groups.members[0].row];
         let series = &mut self.wide_series;
-        let (pooled_noise, degrees) = pooled_noise(&mut [series.squares()]);
+        let (pooled_noise, degrees) = pooled_noise(&mut [series.squares()], noise_prior(row));
         let test = Test {
             pooled_noise,
             degrees,

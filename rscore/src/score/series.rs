@@ -1,11 +1,14 @@
 //! One series of logarithmic differences: slow baseline, learnt noise, one-sided CUSUM.
 
 use super::estimate::widening;
+use crate::window::{flag, source, RankWindow};
 
 /// Noise below this is not believed (ln): windows differ by more than their steps say.
 const NOISE_FLOOR: f64 = 0.004;
-/// Noise before anything was learnt (ln), and how many values that is worth.
-const NOISE_PRIOR: f64 = 0.02;
+/// Noise before anything was learnt (ln), and how many values that is worth. Host times carry the
+/// machine's scheduling; device times only what the device does.
+const HOST_NOISE: f64 = 0.02;
+const DEVICE_NOISE: f64 = 0.006;
 const PRIOR_WEIGHT: f64 = 2.0;
 /// How many values of its own the group's noise is worth to a rank.
 const GROUP_WEIGHT: f64 = 4.0;
@@ -24,15 +27,23 @@ struct Point {
     value: f64,
 }
 
+/// Noise (ln) to expect of such a window, before anything was learnt.
+pub(super) fn noise_prior(row: &RankWindow) -> f64 {
+    match row.source == source::DEVICE_RING && row.flags & flag::HOST_TIMED == 0 {
+        true => DEVICE_NOISE,
+        false => HOST_NOISE,
+    }
+}
+
 /// Noise of a group (ln) from the (squares, weight) of its series, and the values behind it.
 /// The noisiest eighth, at least one of four, is left out: it may be what is looked for.
-pub(super) fn pooled_noise(terms: &mut [(f64, f64)]) -> (f64, f64) {
+pub(super) fn pooled_noise(terms: &mut [(f64, f64)], prior: f64) -> (f64, f64) {
     terms.sort_unstable_by(|a, b| (a.0 / a.1.max(1.0)).total_cmp(&(b.0 / b.1.max(1.0))));
     let kept = match terms.len() {
         n if n >= 4 => n - (n / 8).max(1),
         n => n,
     };
-    let (mut squares, mut weight) = (PRIOR_WEIGHT * NOISE_PRIOR * NOISE_PRIOR, PRIOR_WEIGHT);
+    let (mut squares, mut weight) = (PRIOR_WEIGHT * prior * prior, PRIOR_WEIGHT);
     for term in &terms[..kept] {
         squares += term.0;
         weight += term.1;
@@ -122,6 +133,14 @@ impl Series {
         noise.max(test.stated_error) * (1.0 + 1.0 / f64::from(self.count.max(1))).sqrt()
     }
 
+    /// Correlation of neighbours, as far as noise is what they differ by: far below the
+    /// deviation that is believed, it thins no evidence out.
+    fn correlation(&self, deviation: f64, test: &Test) -> f64 {
+        let noise = self.squares / self.weight.max(1.0);
+        let share = (2.0 * noise / (deviation * deviation)).min(1.0);
+        test.correlation.clamp(0.0, 0.8) * share
+    }
+
     /// Takes the value of one window. Until `learn` values it only learns.
     pub fn push(&mut self, value: f64, window: u64, time_ns: u64, learn: u32, test: &Test) {
         if self.count < learn {
@@ -131,7 +150,7 @@ impl Series {
         let deviation = self.deviation(test);
         let z = (value - self.baseline) / deviation;
         // Neighbours that resemble each other count as fewer.
-        let rho = test.correlation.clamp(0.0, 0.8);
+        let rho = self.correlation(deviation, test);
         let thin = ((1.0 - rho) / (1.0 + rho)).sqrt();
         let drift = DRIFT.max(test.least / (2.0 * deviation)).min(CLIP / 2.0);
         self.sum = (self.sum + (z.min(CLIP) - drift) * thin).clamp(0.0, 4.0 * test.limit);
@@ -198,7 +217,7 @@ impl Series {
         let n = tail.len() as f64;
         // The baseline is a mean too, of few windows at first; neighbours count as fewer.
         let deviation = self.deviation(test);
-        let rho = test.correlation.clamp(0.0, 0.8);
+        let rho = self.correlation(deviation, test);
         let known = f64::from(self.count.min(test.history));
         let error = ((1.0 + rho) / (1.0 - rho) * (1.0 / n + 1.0 / known.max(1.0))).sqrt();
         let clipped = tail.iter().map(|p| ((p.value - self.baseline) / deviation).min(CLIP));

@@ -41,7 +41,7 @@ const QUEUED_SHARE: f64 = 0.1;
 /// A collective this long (ns) is a stall, and none that teaches anything.
 const STALL_NS: f64 = 1e10;
 /// Steps and time after which windows begin although some places are not judged.
-const SETTLE_STEPS: u32 = 160;
+const SETTLE_STEPS: u32 = 64;
 const SETTLE_NS: u64 = 120_000_000_000;
 
 /// L and D of the place before, then L and D of this one, ns.
