@@ -15,10 +15,7 @@ GROUP, PROGRESS, FULL = 0x1, 0x6, 0x46
 BLOCK = 4096
 
 
-@pytest.fixture(autouse=True)
-def _root() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("reading a ring through /proc/PID/map_files needs root")
+pytestmark = pytest.mark.usefixtures("root")
 
 
 def run(host: Host, count: int, size: int = 10) -> None:
