@@ -6,7 +6,7 @@ use super::estimate::{cusum_limit, median_without, spread_without};
 use super::groups::{Group, Groups};
 use super::life::{Evidence, Life};
 use super::rank::{change, confidence, finding, Change, RankScore, LEARN_HISTORY};
-use super::series::{noise_prior, pooled_noise, Series, Test};
+use super::series::{pooled_noise, witness, Series, Test};
 use super::{Abstention, Basis, Config, Finding, Kind, State, Update};
 use crate::window::{flag, RankWindow};
 
@@ -110,14 +110,18 @@ impl JobScore {
             products += terms.0;
             squares += terms.1;
         }
-        let prior = members.iter().map(|m| noise_prior(&rows[m.row])).fold(0.0, f64::max);
-        let (pooled_noise, degrees) = pooled_noise(&mut noises, prior);
+        // The least witness of them is the measure for all.
+        let witnesses = || members.iter().map(|member| witness(&rows[member.row]));
+        let noise = witnesses().map(|witness| witness.noise).fold(0.0, f64::max);
+        let clip = witnesses().map(|witness| witness.clip).fold(f64::INFINITY, f64::min);
+        let (pooled_noise, degrees) = pooled_noise(&mut noises, noise);
         let test = Test {
             pooled_noise,
             degrees,
             // Few products say little about a correlation.
             correlation: products / squares.max(f64::MIN_POSITIVE) * degrees / (degrees + 20.0),
             stated_error: 0.0,
+            clip,
             least: (1.0 + config.min_slowdown).ln(),
             limit: cusum_limit(config.false_alarms_per_million),
             history: config.history_windows,
@@ -191,7 +195,7 @@ impl JobScore {
             groups.groups.iter().map(|g| fast(g) * g.len() as f64).sum::<f64>() / total as f64;
         let row = &rows[groups.members[0].row];
         let series = &mut self.wide_series;
-        let (pooled_noise, degrees) = pooled_noise(&mut [series.squares()], noise_prior(row));
+        let (pooled_noise, degrees) = pooled_noise(&mut [series.squares()], witness(row).noise);
         let test = Test {
             pooled_noise,
             degrees,
@@ -200,6 +204,7 @@ impl JobScore {
                 products / squares.max(f64::MIN_POSITIVE)
             },
             stated_error: 0.0,
+            clip: witness(row).clip,
             least: JOB_LEAST.max((1.0 + config.min_slowdown).ln()),
             limit: cusum_limit(config.false_alarms_per_million),
             history: config.history_windows,

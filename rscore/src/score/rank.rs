@@ -3,7 +3,7 @@
 use super::estimate::level_limit;
 use super::groups::Group;
 use super::life::{Evidence, Life};
-use super::series::{noise_prior, pooled_noise, Series, Test};
+use super::series::{pooled_noise, witness, Series, Test};
 use super::{reason, Basis, Config, Finding, Kind, State};
 use crate::window::{flag, RankWindow};
 
@@ -60,7 +60,8 @@ pub(super) struct Verdict {
 
 impl RankScore {
     pub fn push_history(&mut self, value: f64, row: &RankWindow, test: &Test) {
-        let (pooled_noise, degrees) = pooled_noise(&mut [self.history.squares()], noise_prior(row));
+        let (pooled_noise, degrees) =
+            pooled_noise(&mut [self.history.squares()], witness(row).noise);
         let test = Test { pooled_noise, degrees, ..*test };
         self.history.push(value, row.window, row.start_time_ns(), LEARN_HISTORY, &test);
     }

@@ -5,15 +5,24 @@ use crate::window::{flag, source, RankWindow};
 
 /// Noise below this is not believed (ln): windows differ by more than their steps say.
 const NOISE_FLOOR: f64 = 0.004;
-/// Noise before anything was learnt (ln), and how many values that is worth. Host times carry the
-/// machine's scheduling; device times only what the device does.
-const HOST_NOISE: f64 = 0.02;
-const DEVICE_NOISE: f64 = 0.006;
+/// What to expect of windows by who timed them.
+#[derive(Debug)]
+pub(super) struct Witness {
+    /// Noise before anything was learnt (ln).
+    pub noise: f64,
+    /// Largest standardised deviation of one window: a single one never proves a change.
+    pub clip: f64,
+}
+
+/// Host times carry the machine's scheduling, which may hold up one rank for a window or two.
+const HOST: Witness = Witness { noise: 0.02, clip: 8.0 };
+/// Device times carry only what the device does.
+const DEVICE: Witness = Witness { noise: 0.006, clip: 12.0 };
+
+/// How many values the noise that is expected is worth.
 const PRIOR_WEIGHT: f64 = 2.0;
 /// How many values of its own the group's noise is worth to a rank.
 const GROUP_WEIGHT: f64 = 4.0;
-/// Largest standardised deviation of one window: a single one never proves a change.
-const CLIP: f64 = 8.0;
 /// Least drift of the CUSUM, in deviations.
 const DRIFT: f64 = 0.5;
 /// Values of a slow run that are kept for its change point.
@@ -27,11 +36,11 @@ struct Point {
     value: f64,
 }
 
-/// Noise (ln) to expect of such a window, before anything was learnt.
-pub(super) fn noise_prior(row: &RankWindow) -> f64 {
+/// Who timed a window.
+pub(super) fn witness(row: &RankWindow) -> &'static Witness {
     match row.source == source::DEVICE_RING && row.flags & flag::HOST_TIMED == 0 {
-        true => DEVICE_NOISE,
-        false => HOST_NOISE,
+        true => &DEVICE,
+        false => &HOST,
     }
 }
 
@@ -90,6 +99,8 @@ pub(super) struct Test {
     pub correlation: f64,
     /// Standard error that the window states of itself (ln).
     pub stated_error: f64,
+    /// Largest standardised deviation that one window counts with.
+    pub clip: f64,
     /// Shift that matters (ln).
     pub least: f64,
     /// CUSUM above which the baseline is held.
@@ -152,8 +163,8 @@ impl Series {
         // Neighbours that resemble each other count as fewer.
         let rho = self.correlation(deviation, test);
         let thin = ((1.0 - rho) / (1.0 + rho)).sqrt();
-        let drift = DRIFT.max(test.least / (2.0 * deviation)).min(CLIP / 2.0);
-        self.sum = (self.sum + (z.min(CLIP) - drift) * thin).clamp(0.0, 4.0 * test.limit);
+        let drift = DRIFT.max(test.least / (2.0 * deviation)).min(test.clip / 2.0);
+        self.sum = (self.sum + (z.min(test.clip) - drift) * thin).clamp(0.0, 4.0 * test.limit);
         if self.run.len() == RUN {
             self.run.remove(0);
         }
@@ -220,7 +231,7 @@ impl Series {
         let rho = self.correlation(deviation, test);
         let known = f64::from(self.count.min(test.history));
         let error = ((1.0 + rho) / (1.0 - rho) * (1.0 / n + 1.0 / known.max(1.0))).sqrt();
-        let clipped = tail.iter().map(|p| ((p.value - self.baseline) / deviation).min(CLIP));
+        let clipped = tail.iter().map(|p| ((p.value - self.baseline) / deviation).min(test.clip));
         let deviate = clipped.sum::<f64>() / n / error;
         Some(Shift {
             window: tail[0].window,
