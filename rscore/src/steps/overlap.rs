@@ -338,6 +338,25 @@ mod tests {
         own
     }
 
+    /// Durations that hardly differ, and work that differs much: any slope is chance.
+    #[test]
+    fn a_slope_that_nothing_holds_judges_nobody() {
+        for seed in 0..200 {
+            let mut overlap = Overlap::default();
+            overlap.follow(1, 5, 0);
+            for n in 0..200 {
+                let random = super::super::hash::mix(seed, n);
+                let end_ns = 4_000_000 + random % 60_000;
+                let next_start_ns = end_ns + 6_000_000 + (random >> 20) % 1_000_000;
+                overlap.own_within(
+                    0,
+                    &Neighbours { start_ns: 0, end_ns, next_start_ns, stream_end_ns: end_ns },
+                );
+            }
+            assert_ne!(overlap.places[0].is_beside(), Some(true), "{seed}");
+        }
+    }
+
     #[test]
     fn the_pace_of_a_step_is_not_taken_for_overlap() {
         assert_eq!(own_within_of_a_pace(true), 0);
