@@ -1,0 +1,1 @@
+"""What drivers, sysfs and /proc say about GPUs, NICs and the ranks' processes. None decides."""
