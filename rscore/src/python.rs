@@ -5,7 +5,7 @@ use std::time::Duration;
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::{PyBytes, PyDict, PyList};
 
 use crate::engine;
 use crate::probes;
@@ -378,6 +378,14 @@ impl Scorer {
         result.set_item("abstentions", abstentions)?;
         result.set_item("refused_rows", update.refused_rows)?;
         Ok(result)
+    }
+
+    fn save<'py>(&mut self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.scorer.save())
+    }
+
+    fn restore(&mut self, state: &[u8]) -> PyResult<()> {
+        self.scorer.restore(state).map_err(PyValueError::new_err)
     }
 
     fn forget(&mut self, job: u64) {

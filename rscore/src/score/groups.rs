@@ -1,30 +1,54 @@
-//! Peers: rows of one job with the same class and signature, in the order of their own time.
+//! Rows of one window that can be judged, in groups of peers, and each rank's reference.
 
-use super::estimate::{median, spread};
+use std::collections::HashMap;
+
+use super::estimate::{spread, Middle};
 use super::{reason, Abstention};
 use crate::window::{flag, RankWindow};
 
 /// Steps of a rank may differ from the others' by this share, or by `STEPS_SLACK`.
 const STEPS_SHARE: f64 = 0.2;
 const STEPS_SLACK: f64 = 3.0;
+/// Peers that can outvote a rank.
+pub(super) const MIN_PEERS: usize = 3;
+/// Groups in which one member counts for the spread.
+const SMALL_GROUP: usize = 16;
+
+/// (signature, STEPS_NOT_INFERRED or 0, class): ranks of one key are peers.
+pub(super) type Key = (u64, u32, u32);
 
 /// One row that can be judged.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Member {
     /// Index into the window's rows.
-    pub row: usize,
+    pub row: u32,
+    /// Index into the job's ranks.
+    pub slot: u32,
     /// ln of own time; of its share of wall where steps are not inferred.
     pub value: f64,
+    /// Value over the rank's own past; NaN while it has none.
+    pub excess: f64,
+    /// Median of the others' excess: what happened to everybody.
+    pub reference: f64,
+    /// How many others that is.
+    pub others: u32,
 }
 
-/// Ranks that are peers of each other.
+impl Member {
+    pub fn is_known(&self) -> bool {
+        !self.excess.is_nan()
+    }
+}
+
+/// Ranks that are peers of each other, by rank.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Group {
-    pub signature: u64,
-    pub class_id: u32,
+    pub key: Key,
     /// Range of `Groups::members`.
     pub from: usize,
     pub to: usize,
+    /// Of the values.
+    pub middle: Middle,
     pub median: f64,
     pub spread: f64,
 }
@@ -39,23 +63,39 @@ impl Group {
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     pub members: Vec<Member>,
-    /// `members[i].value`, for the estimators.
-    pub values: Vec<f64>,
     pub groups: Vec<Group>,
-    steps: Vec<f64>,
+    /// The two largest own times of each signature, ns, in any class: what bounds a step.
+    pub slowest: HashMap<u64, (f64, f64)>,
+    /// Excesses of all that have a past, in no order.
+    pub everybody: Vec<f64>,
     scratch: Vec<f64>,
 }
 
+pub(super) fn key(row: &RankWindow) -> Key {
+    (row.signature, row.flags & flag::STEPS_NOT_INFERRED, row.class_id)
+}
+
 impl Groups {
-    /// Sorts the judgeable rows into groups, and says why the others are not judged.
-    pub fn build(&mut self, rows: &[RankWindow], abstentions: &mut Vec<Abstention>) {
-        self.steps.clear();
+    /// Sorts the judgeable ones of the `accepted` rows into groups, and says why the others are
+    /// not judged. `slots` are the places of their ranks.
+    pub fn build(
+        &mut self,
+        rows: &[RankWindow],
+        accepted: &[u32],
+        slots: &[u32],
+        abstentions: &mut Vec<Abstention>,
+    ) {
+        self.scratch.clear();
         let whole = |row: &&RankWindow| row.flags & flag::PARTIAL == 0 && row.steps > 0;
-        self.steps.extend(rows.iter().filter(whole).map(|row| f64::from(row.steps)));
-        self.steps.sort_unstable_by(f64::total_cmp);
-        let usual = median(&self.steps);
+        let accepted_rows = accepted.iter().map(|place| &rows[*place as usize]);
+        self.scratch.extend(accepted_rows.filter(whole).map(|row| f64::from(row.steps)));
+        let usual = match self.scratch.is_empty() {
+            true => 0.0,
+            false => Middle::of(&mut self.scratch).median(),
+        };
         self.members.clear();
-        for (place, row) in rows.iter().enumerate() {
+        for (&place, &slot) in accepted.iter().zip(slots) {
+            let row = &rows[place as usize];
             let partial = row.flags & flag::PARTIAL != 0;
             let off = (f64::from(row.steps) - usual).abs();
             let reason = if row.flags & flag::OWN_UNKNOWN != 0 {
@@ -75,51 +115,85 @@ impl Groups {
                     0 => row.own.ln(),
                     _ => (row.own / row.wall).ln(),
                 };
-                self.members.push(Member { row: place, value });
+                self.members.push(Member { row: place, slot, value, ..Member::default() });
             }
         }
-        let key = |m: &Member| {
-            let row = &rows[m.row];
-            (row.signature, row.flags & flag::STEPS_NOT_INFERRED, row.class_id)
-        };
-        self.members.sort_unstable_by(|a, b| {
-            key(a).cmp(&key(b)).then(a.value.total_cmp(&b.value)).then(a.row.cmp(&b.row))
-        });
-        self.values.clear();
-        self.values.extend(self.members.iter().map(|m| m.value));
+        // Stable: by rank within a group.
+        let of = |member: &Member| key(&rows[member.row as usize]);
+        if !self.members.is_sorted_by_key(of) {
+            self.members.sort_by_key(of);
+        }
+        self.split(rows);
+    }
+
+    fn split(&mut self, rows: &[RankWindow]) {
         self.groups.clear();
+        self.slowest.clear();
         let mut from = 0;
-        while from < self.members.len() {
-            let same = |m: &&Member| key(m) == key(&self.members[from]);
-            let to = from + self.members[from..].iter().take_while(same).count();
-            let values = &self.values[from..to];
-            let row = &rows[self.members[from].row];
-            self.groups.push(Group {
-                signature: row.signature,
-                class_id: row.class_id,
-                from,
-                to,
-                median: median(values),
-                spread: spread(values, &mut self.scratch),
-            });
+        for same in self.members.chunk_by(|a, b| {
+            key(&rows[a.row as usize]) == key(&rows[b.row as usize])
+        }) {
+            let to = from + same.len();
+            self.scratch.clear();
+            self.scratch.extend(same.iter().map(|member| member.value));
+            let middle = Middle::of(&mut self.scratch);
+            let median = middle.median();
+            let key = key(&rows[same[0].row as usize]);
+            let values = same.iter().map(|member| member.value);
+            let spread = spread(values, median, &mut self.scratch);
+            self.groups.push(Group { key, from, to, middle, median, spread });
+            let (mut first, mut second) = self.slowest.get(&key.0).copied().unwrap_or_default();
+            for member in same {
+                let own = rows[member.row as usize].own;
+                if own > first {
+                    (first, second) = (own, first);
+                } else if own > second {
+                    second = own;
+                }
+            }
+            self.slowest.insert(key.0, (first, second));
             from = to;
         }
     }
 
-    /// The two largest own times of a signature, ns, in any class: what bounds a step.
-    pub fn slowest_two(&self, rows: &[RankWindow], signature: u64) -> (f64, f64) {
-        let mut top = (0.0, 0.0);
-        // The last of a group is its slowest, the one before it the next.
-        for group in self.groups.iter().filter(|group| group.signature == signature) {
-            for member in self.members[group.from..group.to].iter().rev().take(2) {
-                let own = rows[member.row].own;
-                if own > top.0 {
-                    top = (own, top.0);
-                } else if own > top.1 {
-                    top.1 = own;
-                }
+    /// What happened to the others of each rank: of its peers, or of the whole job where they are
+    /// fewer than three.
+    pub fn set_references(&mut self) {
+        let known = |member: &Member| member.is_known().then_some(member.excess);
+        self.everybody.clear();
+        self.everybody.extend(self.members.iter().filter_map(known));
+        let all = Middle::of(&mut self.everybody);
+        for group in &self.groups {
+            let members = &mut self.members[group.from..group.to];
+            self.scratch.clear();
+            self.scratch.extend(members.iter().filter_map(known));
+            let peers = match self.groups.len() {
+                1 => all,
+                _ => Middle::of(&mut self.scratch),
+            };
+            for member in members {
+                let itself = usize::from(member.is_known());
+                let enough = peers.count >= MIN_PEERS + itself;
+                let pool = if enough { &peers } else { &all };
+                let others = pool.count - itself;
+                member.others = others as u32;
+                member.reference = match (others, itself) {
+                    (0, _) => 0.0,
+                    (_, 1) => pool.median_without(member.excess),
+                    _ => pool.median(),
+                };
             }
         }
-        top
+    }
+
+    /// (Median of the others' values, spread that is natural among them) of a member of a group.
+    pub fn level(&self, group: &Group, member: usize, scratch: &mut Vec<f64>) -> (f64, f64) {
+        let others = group.middle.median_without(self.members[member].value);
+        if group.len() > SMALL_GROUP {
+            return (others, group.spread);
+        }
+        let places = (group.from..group.to).filter(|place| *place != member);
+        let values = places.map(|place| self.members[place].value);
+        (others, spread(values, others, scratch))
     }
 }
