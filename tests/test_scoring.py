@@ -6,17 +6,14 @@ STRAGD_SCORING_JOBS=10000 makes the comparison long; STRAGD_SEED repeats a run.
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import struct
 import time
 
-import pytest
-
 from stragd import _rscore
-from stragd.scoring.model import BASES, KINDS, STATES, Config, Finding, Update
+from stragd.scoring.model import BASES, KINDS, STATES, Config, Finding
 from stragd.scoring.reference import Scorer
-from stragd.scoring.state import save
+from stragd.scoring.state import Writer, save
 from tests.scoring_jobs import RandomJob, as_rows
 
 JOBS = int(os.environ.get("STRAGD_SCORING_JOBS", "60"))
@@ -37,11 +34,6 @@ def exactly(value: object) -> object:
     if isinstance(value, dict):
         return {key: exactly(item) for key, item in value.items()}
     return value
-
-
-def floats(state: bytes, update: Update) -> int:
-    """Floating-point values that a window's comparison covers, from below."""
-    return len(state) // 12 + 8 * len(update.findings)
 
 
 def test_rust_and_python_agree_bit_for_bit() -> None:
@@ -67,8 +59,9 @@ def test_rust_and_python_agree_bit_for_bit() -> None:
                 exactly(plain(f)) for f in ours.findings
             ], where
             state = native.save()
-            assert state == save(reference), where
-            compared += floats(state, ours)
+            writer = Writer()
+            assert state == save(reference, writer), where
+            compared += writer.figures + 8 * len(ours.findings)
             findings += len(ours.findings)
             windows += 1
             if job.draw.random() < 0.05:  # the daemon is started anew

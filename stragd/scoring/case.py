@@ -103,4 +103,3 @@ def suspect(
     elif case is not None and evidence != OPEN:
         case.state = CLEARED
     return case
-

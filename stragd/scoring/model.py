@@ -135,12 +135,7 @@ def plausible(row: Row) -> bool:
         and (math.isnan(row.own_se) or not_negative(row.own_se))
     )
     steps = bool(row.flags & STEPS_NOT_INFERRED) or row.steps > 0
-    return (
-        times
-        and steps
-        and row.rank < row.world_size <= MAX_WORLD
-        and positive(row.wall)
-    )
+    return times and steps and row.rank < row.world_size <= MAX_WORLD and positive(row.wall)
 
 
 def accept(rows: list[Row], last: int | None) -> list[Row]:

@@ -35,6 +35,8 @@ SHORTEST = 2
 """Least run that proves a slow rank."""
 OFTEN, OFTEN_RUN = 3, 4
 """After so many slow windows of the last 32, a lasting run has to be so long."""
+TRUSTED = 1.5
+"""Deviations up to which the standard error that a window states of itself is not looked at."""
 HIGH_SIGMAS, HIGH_LEAST, HIGH_PAST = 5.0, 0.03, 8
 SOMETIMES, ALWAYS, QUIET = 4, 16, 0xFFFF
 """Slow windows of the last 32 that make a rank intermittent, or more than that; and the newest
@@ -66,7 +68,7 @@ class RankScore:
         """Value over the rank's own past."""
         proven = self.case is not None and self.case.proven()
         usual = self.case.base if self.case is not None and proven else self.series.center()
-        return value - self.series.anchor - usual
+        return value - (self.series.anchor + usual)
 
     def since(self, windows: int, recent: list[tuple[int, int]]) -> tuple[int, int]:
         """(number, begin) of the window with which the newest ``windows`` ones began."""
@@ -103,7 +105,10 @@ def judge(rank: RankScore, member: Member, noise: Noise, context: Context) -> st
     """One window of one rank; the reason when nothing can be said."""
     row, series, config = member.row, rank.series, context.config
     stated = 0.0 if math.isnan(row.own_se) else row.own_se / row.own
-    deviation, degrees = series.deviation(noise, stated)
+    deviation, degrees = series.spread.deviation(noise)
+    # A window that states a larger error than the noise (outlier steps, few steps) counts less.
+    trust = min(1.0, TRUSTED * deviation / stated) if stated > 0.0 else 1.0
+    error = max(deviation, stated)
     correlation = noise.correlation
     least = max(context.least, HOST_LEAST) if row.source == GLOO else context.least
     if not member.known:
@@ -118,22 +123,22 @@ def judge(rank: RankScore, member: Member, noise: Noise, context: Context) -> st
         _count_gross(rank, level, limit, row)
     if rank.case is not None and rank.case.proven():
         long_run = deviation * math.sqrt((1.0 + correlation) / (1.0 - correlation))
-        rank.case.follow(value - rank.case.base, long_run, limit, config)
         difference = value - rank.case.base
-        _show(rank.case, member, context, others, level, difference, deviation)
+        rank.case.follow(difference * trust, long_run, limit, config)
+        _show(rank.case, member, context, others, level, difference, error)
         if rank.case.state == CLEARED and rank.case.level:
             rank.series, rank.present = Series(), 0
         return None
-    high = member.known and _is_high(series, value - series.center(), deviation, least)
-    excess = value - series.center() if member.known else 0.0
+    excess = (member.excess - member.reference) * trust
+    if trust < 1.0 and member.known:
+        value = series.center() + excess
+    high = member.known and _is_high(series, excess, deviation, least)
     rank.high = (rank.high << 1 | high) & (1 << RUN) - 1
     series.push(value, deviation, noise, config.history_windows)
     rank.present |= 1
     change = Change(OPEN)
     if member.others > 0:
-        change = scan(
-            series, deviation, degrees, correlation, context.limit, least, SHORTEST
-        )
+        change = scan(series, deviation, degrees, correlation, context.limit, least, SHORTEST)
     evidence = change.evidence
     if evidence >= WEAK and peers >= MIN_PEERS and level < least / 2.0:
         evidence = OPEN  # slower than before and no slower than the peers: nobody waits for it
@@ -157,8 +162,8 @@ def judge(rank: RankScore, member: Member, noise: Noise, context: Context) -> st
         if by_level:
             change = Change(evidence, shift=level, deviate=level / usual_spread)
         rank.case.deviate = max(rank.case.deviate, change.deviate)
-        _show(rank.case, member, context, others, level, change.shift, deviation)
-    _judge_sometimes(rank, high, excess, member, context, deviation)
+        _show(rank.case, member, context, others, level, change.shift, error)
+    _judge_sometimes(rank, high, excess, member, context, error)
     if member.others == 0:
         return ALONE
     return LEARNING if series.count() <= LEAST_PAST and evidence < WEAK else None
@@ -234,7 +239,7 @@ def _prove(
         case.base, case.shift, case.windows = value - level, level, 1
         return
     rank.series.forget_run(change.before, change.windows, config.history_windows)
-    case.base, case.shift, case.windows = rank.series.base, change.shift, change.windows
+    case.base, case.shift, case.windows = change.before, change.shift, change.windows
 
 
 def _show(

@@ -131,13 +131,13 @@ class Job:
                     update.findings.append(case.finding)
             rank.case = rank.sometimes = None
             rank.series, rank.present, rank.high, rank.gross = Series(), 0, 0, 0
-            rank.past, rank.past_count = 0.0, 0
+            rank.past, rank.past_count, rank.gross_since = 0.0, 0, (0, 0)
         rank.key, rank.world_size, rank.last_step = one.key, row.world_size, row.last_step
 
     def _judge_group(self, one: Group, context: Context, update: Update) -> None:
         ranks = [self.ranks[member.row.rank] for member in one.members]
         host = any(member.row.source == GLOO for member in one.members)
-        noise = pool([rank.series for rank in ranks], HOST_FLOOR if host else DEVICE_FLOOR)
+        noise = pool([rank.series.spread for rank in ranks], HOST_FLOOR if host else DEVICE_FLOOR)
         for rank, member in zip(ranks, one.members, strict=True):
             reason = judge(rank, member, noise, context)
             if reason is not None:
@@ -201,8 +201,8 @@ class Job:
         limit: float,
     ) -> None:
         series = score.series
-        noise = pool([series], HOST_FLOOR)
-        deviation, degrees = series.deviation(noise, 0.0)
+        noise = pool([series.spread], HOST_FLOOR)
+        deviation, degrees = series.spread.deviation(noise)
         correlation = noise.correlation
         score.present = score.present << 1 & (1 << RECENT) - 1
         if score.case is not None and score.case.proven():
@@ -225,17 +225,16 @@ class Job:
         case.deviate = max(case.deviate, change.deviate)
         if case.proven():
             series.forget_run(change.before, change.windows, config.history_windows)
-            case.base, case.shift, case.windows = series.base, change.shift, change.windows
+            case.base, case.shift, case.windows = change.before, change.shift, change.windows
         elif evidence >= WEAK:
-            case.base = series.base + change.before
+            case.base = change.before
 
-    def _show_whole(
-        self, score: WholeScore, kind: int, value: float, own: float, row: Row
-    ) -> None:
+    def _show_whole(self, score: WholeScore, kind: int, value: float, own: float, row: Row) -> None:
         case = score.case
         assert case is not None
         difference = value - score.series.anchor - case.base
-        deviation, _ = score.series.deviation(pool([score.series], HOST_FLOOR), 0.0)
+        spread = score.series.spread
+        deviation, _ = spread.deviation(pool([spread], HOST_FLOOR))
         before = own * math.exp(-difference)
         case.finding = build(case, kind, row, difference, own, before, deviation, 1.0)
         case.finding.basis = HISTORY
@@ -387,4 +386,3 @@ class Scorer:
             known = self.jobs[key] = Job()
         known.last_call = self.calls
         known.update(accepted, self.config, self.next_id, update)
-

@@ -1,16 +1,14 @@
 """State of a scorer as bytes, little-endian: the same ones the native scorer saves.
 
-    magic, version, calls, next id, jobs by key; of a job its windows, ranks by number, series of
-    the whole job, comparisons by key. Optional parts are preceded by a byte, 0 or 1.
+magic, version, calls, next id, jobs by key; of a job its windows, ranks by number, series of
+the whole job, comparisons by key. Optional parts are preceded by a byte, 0 or 1.
 """
 
 from __future__ import annotations
 
 import struct
-from array import array
 
 from stragd.scoring.case import Case
-from stragd.scoring.estimate import RUN
 from stragd.scoring.model import Finding
 from stragd.scoring.rank import RankScore
 from stragd.scoring.reference import Compared, Job, Scorer, WholeScore
@@ -24,15 +22,18 @@ class Writer:
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
+        self.figures = 0
+        """Floating-point numbers so far."""
 
     def put(self, form: str, *values: float) -> None:
         """One number for each letter of ``form`` (struct's)."""
         self.parts.append(struct.pack("<" + form, *values))
+        self.figures += sum(isinstance(value, float) for value in values)
 
 
-def save(scorer: Scorer) -> bytes:
+def save(scorer: Scorer, out: Writer | None = None) -> bytes:
     """The whole state, without the configuration."""
-    out = Writer()
+    out = out or Writer()
     out.parts.append(MAGIC)
     out.put("IQQI", VERSION, scorer.calls, scorer.next_id[0], len(scorer.jobs))
     for key in sorted(scorer.jobs):
@@ -62,8 +63,9 @@ def _put_job(out: Writer, job: Job) -> None:
 
 def _put_rank(out: Writer, rank: RankScore) -> None:
     out.put("QII", *rank.key)
-    out.put("IQIQII", rank.world_size, rank.last_step, rank.missing, rank.present, rank.high,
-            rank.gross)
+    out.put(
+        "IQIQII", rank.world_size, rank.last_step, rank.missing, rank.present, rank.high, rank.gross
+    )
     out.put("QQdI", *rank.gross_since, rank.past, rank.past_count)
     _put_series(out, rank.series)
     _put_case(out, rank.case)
@@ -73,15 +75,18 @@ def _put_rank(out: Writer, rank: RankScore) -> None:
 def _put_series(out: Writer, series: Series) -> None:
     out.put("ddII", series.anchor, series.base, series.known, series.length)
     out.put(f"{series.length}f", *series.values[: series.length])
-    out.put("dddd", series.near, series.near_weight, series.far, series.far_weight)
+    spread = series.spread
+    out.put("d", series.total)
+    out.put("dddd", spread.near, spread.near_weight, spread.far, spread.far_weight)
 
 
 def _put_case(out: Writer, case: Case | None) -> None:
     out.put("B", case is not None)
     if case is None:
         return
-    out.put("QBQQIB", case.id, case.state, case.since_window, case.since_time_ns, case.quiet,
-            case.level)
+    out.put(
+        "QBQQIB", case.id, case.state, case.since_window, case.since_time_ns, case.quiet, case.level
+    )
     out.put("ddIdd", case.base, case.shift, case.windows, case.recovery, case.deviate)
     _put_finding(out, case.finding)
 
@@ -96,22 +101,12 @@ def _put_finding(out: Writer, one: Finding | None) -> None:
     out.put("QQQd", one.since_window, one.since_time_ns, one.window, one.slowdown)
     for figure in (one.cost_ns, one.cost_low_ns, one.cost_high_ns):
         out.put("Bd", figure is not None, figure or 0.0)
-    out.put("ddBddI", one.cost_fraction, one.confidence, one.basis, one.own_ns, one.peers_own_ns,
-            one.peers)
-
-
-class Reader:
-    """Takes numbers off a buffer; ValueError where it ends too early."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.place = data, 0
-
-    def take(self, form: str) -> tuple[float, ...]:
-        """One number for each letter of ``form`` (struct's)."""
-        form = "<" + form
-        size = struct.calcsize(form)
-        if self.place + size > len(self.data):
-            raise ValueError("state: it is cut off; start without it")
-        values = struct.unpack_from(form, self.data, self.place)
-        self.place += size
-        return values
+    out.put(
+        "ddBddI",
+        one.cost_fraction,
+        one.confidence,
+        one.basis,
+        one.own_ns,
+        one.peers_own_ns,
+        one.peers,
+    )

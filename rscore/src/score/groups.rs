@@ -24,14 +24,16 @@ pub(super) struct Member {
     pub row: u32,
     /// Index into the job's ranks.
     pub slot: u32,
+    /// How many others the reference is of.
+    pub others: u32,
+    /// Of the row, ns.
+    pub own: f64,
     /// ln of own time; of its share of wall where steps are not inferred.
     pub value: f64,
     /// Value over the rank's own past; NaN while it has none.
     pub excess: f64,
     /// Median of the others' excess: what happened to everybody.
     pub reference: f64,
-    /// How many others that is.
-    pub others: u32,
 }
 
 impl Member {
@@ -85,15 +87,9 @@ impl Groups {
         slots: &[u32],
         abstentions: &mut Vec<Abstention>,
     ) {
-        self.scratch.clear();
-        let whole = |row: &&RankWindow| row.flags & flag::PARTIAL == 0 && row.steps > 0;
-        let accepted_rows = accepted.iter().map(|place| &rows[*place as usize]);
-        self.scratch.extend(accepted_rows.filter(whole).map(|row| f64::from(row.steps)));
-        let usual = match self.scratch.is_empty() {
-            true => 0.0,
-            false => Middle::of(&mut self.scratch).median(),
-        };
+        let usual = self.usual_steps(rows, accepted);
         self.members.clear();
+        let (mut first, mut alike) = (None, true);
         for (&place, &slot) in accepted.iter().zip(slots) {
             let row = &rows[place as usize];
             let partial = row.flags & flag::PARTIAL != 0;
@@ -115,44 +111,58 @@ impl Groups {
                     0 => row.own.ln(),
                     _ => (row.own / row.wall).ln(),
                 };
-                self.members.push(Member { row: place, slot, value, ..Member::default() });
+                alike &= *first.get_or_insert(key(row)) == key(row);
+                let own = row.own;
+                self.members.push(Member { row: place, slot, value, own, ..Member::default() });
             }
+        }
+        self.groups.clear();
+        self.slowest.clear();
+        if alike {
+            self.add(first, 0, self.members.len());
+            return;
         }
         // Stable: by rank within a group.
         let of = |member: &Member| key(&rows[member.row as usize]);
-        if !self.members.is_sorted_by_key(of) {
-            self.members.sort_by_key(of);
+        self.members.sort_by_key(of);
+        let mut from = 0;
+        while from < self.members.len() {
+            let key = of(&self.members[from]);
+            let same = self.members[from..].iter().take_while(|member| of(member) == key).count();
+            self.add(Some(key), from, from + same);
+            from += same;
         }
-        self.split(rows);
     }
 
-    fn split(&mut self, rows: &[RankWindow]) {
-        self.groups.clear();
-        self.slowest.clear();
-        let mut from = 0;
-        for same in self.members.chunk_by(|a, b| {
-            key(&rows[a.row as usize]) == key(&rows[b.row as usize])
-        }) {
-            let to = from + same.len();
-            self.scratch.clear();
-            self.scratch.extend(same.iter().map(|member| member.value));
-            let middle = Middle::of(&mut self.scratch);
-            let median = middle.median();
-            let key = key(&rows[same[0].row as usize]);
-            let values = same.iter().map(|member| member.value);
-            let spread = spread(values, median, &mut self.scratch);
-            self.groups.push(Group { key, from, to, middle, median, spread });
-            let (mut first, mut second) = self.slowest.get(&key.0).copied().unwrap_or_default();
-            for member in same {
-                let own = rows[member.row as usize].own;
-                if own > first {
-                    (first, second) = (own, first);
-                } else if own > second {
-                    second = own;
-                }
+    /// Median of the steps in whole windows; 0 without any.
+    fn usual_steps(&mut self, rows: &[RankWindow], accepted: &[u32]) -> f64 {
+        let whole = |row: &&RankWindow| row.flags & flag::PARTIAL == 0 && row.steps > 0;
+        let steps = || accepted.iter().map(|place| &rows[*place as usize]).filter(whole);
+        let Some(first) = steps().next() else { return 0.0 };
+        if steps().all(|row| row.steps == first.steps) {
+            return f64::from(first.steps);
+        }
+        self.scratch.clear();
+        self.scratch.extend(steps().map(|row| f64::from(row.steps)));
+        Middle::of(&mut self.scratch).median()
+    }
+
+    fn add(&mut self, key: Option<Key>, from: usize, to: usize) {
+        let Some(key) = key else { return };
+        let members = &self.members[from..to];
+        self.scratch.clear();
+        self.scratch.extend(members.iter().map(|member| member.value));
+        let middle = Middle::of(&mut self.scratch);
+        let median = middle.median();
+        let spread = spread(members.iter().map(|member| member.value), median, &mut self.scratch);
+        self.groups.push(Group { key, from, to, middle, median, spread });
+        let slowest = self.slowest.entry(key.0).or_default();
+        for member in members {
+            if member.own > slowest.0 {
+                *slowest = (member.own, slowest.0);
+            } else if member.own > slowest.1 {
+                slowest.1 = member.own;
             }
-            self.slowest.insert(key.0, (first, second));
-            from = to;
         }
     }
 

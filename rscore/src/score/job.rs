@@ -1,10 +1,12 @@
 //! Scores of one job: every rank, then the whole, then the groups.
 
+use std::collections::HashSet;
+
 use super::case::Case;
 use super::compare::{compare, Comparisons};
 use super::estimate::{scan_limit, Middle};
 use super::groups::{key, Groups, MIN_PEERS};
-use super::rank::{Context, RankScore};
+use super::rank::{Context, Entry, RankScore};
 use super::series::{pool, Widths};
 use super::whole::{Whole, WholeScore};
 use super::{Abstention, Config, Kind, State, Update};
@@ -28,7 +30,8 @@ pub(super) struct JobScore {
     pub window: Option<u64>,
     /// (Number, begin) of the last windows, newest first.
     pub recent: Vec<(u64, u64)>,
-    /// By rank.
+    /// By rank; `ranks` has the rest of each.
+    pub entries: Vec<Entry>,
     pub ranks: Vec<RankScore>,
     pub key: u64,
     pub wide: WholeScore,
@@ -82,42 +85,44 @@ impl JobScore {
     /// Finds or makes the ranks of the rows, and counts the windows of all.
     fn place_ranks(&mut self, rows: &[RankWindow], accepted: &[u32], slots: &mut Vec<u32>) {
         let of = |place: &u32| rows[*place as usize].rank;
-        let known = self.ranks.len();
-        let mut at = 0;
-        for place in accepted {
-            while at < known && self.ranks[at].rank < of(place) {
-                at += 1;
-            }
-            if at == known || self.ranks[at].rank != of(place) {
-                self.ranks.push(RankScore { rank: of(place), ..RankScore::default() });
-            }
-        }
-        if self.ranks.len() > known {
-            self.ranks.sort_by_key(|rank| rank.rank);
+        let mut known = self.entries.iter().map(|entry| entry.rank);
+        let unknown = |place: &&u32| !known.any(|rank| rank == of(place));
+        if let Some(first) = accepted.iter().find(unknown) {
+            self.add_ranks(accepted.iter().map(of).filter(|rank| *rank >= of(first)));
         }
         slots.clear();
         let mut wanted = accepted.iter().map(of).peekable();
-        for (slot, rank) in self.ranks.iter_mut().enumerate() {
-            rank.present <<= 1;
-            if wanted.next_if_eq(&rank.rank).is_some() {
-                rank.missing = 0;
+        for (slot, entry) in self.entries.iter_mut().enumerate() {
+            entry.behind = entry.behind.saturating_add(1);
+            if wanted.next_if_eq(&entry.rank).is_some() {
+                entry.missing = 0;
                 slots.push(slot as u32);
             } else {
-                rank.missing += 1;
+                entry.missing += 1;
             }
         }
+    }
+
+    fn add_ranks(&mut self, ranks: impl Iterator<Item = u32>) {
+        let known: HashSet<u32> = self.entries.iter().map(|entry| entry.rank).collect();
+        let entries = std::mem::take(&mut self.entries).into_iter();
+        let mut all: Vec<_> = entries.zip(std::mem::take(&mut self.ranks)).collect();
+        for rank in ranks.filter(|rank| !known.contains(rank)) {
+            all.push((Entry { rank, ..Entry::default() }, RankScore::default()));
+        }
+        all.sort_by_key(|(entry, _)| entry.rank);
+        (self.entries, self.ranks) = all.into_iter().unzip();
     }
 
     /// Every rank's value over its own past, and what happened to the others meanwhile.
     fn look_back(&mut self, rows: &[RankWindow], groups: &mut Groups, update: &mut Update) {
         for member in &mut groups.members {
             let row = &rows[member.row as usize];
-            let rank = &mut self.ranks[member.slot as usize];
-            rank.renew(key(row), row, &mut update.findings);
-            member.excess = match rank.series.count() {
-                0 => f64::NAN,
-                _ => rank.excess(member.value),
-            };
+            let entry = &mut self.entries[member.slot as usize];
+            if entry.renew(key(row), row) {
+                self.ranks[member.slot as usize].renew(&mut update.findings);
+            }
+            member.excess = member.value - entry.usual;
         }
         groups.set_references();
     }
@@ -135,7 +140,7 @@ impl JobScore {
         for group in &groups.groups {
             let members = &groups.members[group.from..group.to];
             let host = members.iter().any(|m| rows[m.row as usize].source == source::GLOO);
-            let series = members.iter().map(|m| &self.ranks[m.slot as usize].series);
+            let series = members.iter().map(|m| &self.entries[m.slot as usize].spread);
             let noise = pool(series, if host { HOST_FLOOR } else { DEVICE_FLOOR });
             let context = Context {
                 config,
@@ -151,8 +156,10 @@ impl JobScore {
                 let row = &rows[member.row as usize];
                 let level = (context.peers >= MIN_PEERS)
                     .then(|| groups.level(group, group.from + place, &mut work.values));
+                let entry = &mut self.entries[member.slot as usize];
                 let rank = &mut self.ranks[member.slot as usize];
-                let reason = rank.judge(member, row, level, &context, &mut work.widths, next_id);
+                let widths = &mut work.widths;
+                let reason = rank.judge(entry, member, row, level, &context, widths, next_id);
                 if let Some(reason) = reason {
                     let (job, rank, window) = (row.job, row.rank, row.window);
                     update.abstentions.push(Abstention { job, rank, window, reason });
@@ -235,19 +242,30 @@ impl JobScore {
 
     /// Every open finding, and those that this window cleared.
     fn show(&mut self, update: &mut Update) {
-        for rank in &mut self.ranks {
-            if rank.missing > MISSING_WINDOWS {
-                for case in [&mut rank.case, &mut rank.sometimes].into_iter().flatten() {
+        let mut gone = false;
+        for (entry, rank) in self.entries.iter_mut().zip(&mut self.ranks) {
+            let missing = entry.missing > MISSING_WINDOWS;
+            gone |= missing;
+            if !entry.open {
+                continue;
+            }
+            for slot in [&mut rank.case, &mut rank.sometimes] {
+                if let (true, Some(case)) = (missing, &mut *slot) {
                     end(case);
                 }
+                show(slot, update);
             }
-            show(&mut rank.case, update);
-            show(&mut rank.sometimes, update);
+            entry.open = rank.case.is_some() || rank.sometimes.is_some();
         }
         show(&mut self.wide.case, update);
         show(&mut self.network.case, update);
         self.compared.values_mut().for_each(|score| show(&mut score.case, update));
-        self.ranks.retain(|rank| rank.missing <= MISSING_WINDOWS);
+        if gone {
+            let mut entries = self.entries.iter();
+            let here = |entry: &Entry| entry.missing <= MISSING_WINDOWS;
+            self.ranks.retain(|_| entries.next().is_some_and(here));
+            self.entries.retain(here);
+        }
     }
 }
 

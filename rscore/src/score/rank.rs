@@ -3,7 +3,7 @@
 use super::case::{suspect, Case, Evidence, MEMORY};
 use super::estimate::{confidence, level_limit, RUN};
 use super::groups::{Key, Member, MIN_PEERS};
-use super::series::{scan, Change, Noise, Series, Test, Widths, LEAST_PAST};
+use super::series::{scan, Change, Noise, Series, Spread, Test, Widths, LEAST_PAST};
 use super::{reason, Basis, Config, Finding, Kind, State};
 use crate::window::{flag, source, RankWindow};
 
@@ -14,6 +14,8 @@ const SHORTEST: usize = 2;
 /// After so many slow windows of the last 32, a lasting run has to be so long.
 const OFTEN: u32 = 3;
 const OFTEN_RUN: usize = 4;
+/// Deviations up to which the standard error that a window states of itself is not looked at.
+const TRUSTED: f64 = 1.5;
 /// Deviations, size (ln) and past that make one window a slow one.
 const HIGH_SIGMAS: f64 = 5.0;
 const HIGH_LEAST: f64 = 0.03;
@@ -24,15 +26,27 @@ const SOMETIMES: u32 = 4;
 const ALWAYS: u32 = 16;
 const QUIET: u32 = 0xFFFF;
 
-/// Everything that is kept of one rank.
+/// What every window reads of every rank, apart from the rest so that it stays in the cache.
+#[derive(Debug, Default)]
+pub(super) struct Entry {
+    pub rank: u32,
+    pub world_size: u32,
+    pub missing: u32,
+    /// Windows of the job since the rank's last one in the series.
+    pub behind: u32,
+    pub last_step: u64,
+    pub key: Key,
+    /// What is usual: center of the series, or what was before a proven run; NaN without a past.
+    pub usual: f64,
+    pub spread: Spread,
+    /// Whether there is a finding.
+    pub open: bool,
+}
+
+/// Everything else that is kept of one rank.
 #[derive(Debug, Default)]
 pub(super) struct RankScore {
-    pub rank: u32,
-    pub key: Key,
-    pub world_size: u32,
-    pub last_step: u64,
-    pub missing: u32,
-    /// Which of the job's last 64 windows are in the series; bit 0 is the newest.
+    /// Which of the job's last 64 windows are in the series; bit 0 is the newest that is.
     pub present: u64,
     /// Which of the rank's last 32 windows were slow; bit 0 is the newest.
     pub high: u32,
@@ -44,6 +58,20 @@ pub(super) struct RankScore {
     pub series: Series,
     pub case: Option<Box<Case>>,
     pub sometimes: Option<Box<Case>>,
+}
+
+impl Entry {
+    /// Takes over who the rank is now. True when it has no past any more: another peer group,
+    /// another size of job, or a process that was started anew.
+    pub fn renew(&mut self, key: Key, row: &RankWindow) -> bool {
+        let same = self.key == key && self.world_size == row.world_size;
+        let anew = !same || row.first_step < self.last_step;
+        if anew {
+            (self.usual, self.spread, self.open) = (f64::NAN, Spread::default(), false);
+        }
+        (self.key, self.world_size, self.last_step) = (key, row.world_size, row.last_step);
+        anew
+    }
 }
 
 /// (Number, begin) of the window with which the newest `windows` ones of `present` began.
@@ -83,28 +111,27 @@ struct Beside {
 }
 
 impl RankScore {
-    /// Value over the rank's own past.
-    pub fn excess(&self, value: f64) -> f64 {
-        let usual = match &self.case {
-            Some(case) if case.is_proven() => case.base,
-            _ => self.series.center(),
-        };
-        value - self.series.anchor - usual
+    /// Forgets the past. Its findings end.
+    pub fn renew(&mut self, farewells: &mut Vec<Finding>) {
+        for case in [self.case.take(), self.sometimes.take()].into_iter().flatten() {
+            farewells.extend(case.finding.map(|f| Finding { state: State::Cleared, ..f }));
+        }
+        *self = RankScore::default();
     }
 
-    /// A rank with another peer group, or of another size of job, or whose process was started
-    /// anew, has no past. Its findings end.
-    pub fn renew(&mut self, key: Key, row: &RankWindow, farewells: &mut Vec<Finding>) {
-        let same = self.key == key && self.world_size == row.world_size;
-        if !same || row.first_step < self.last_step {
-            for case in [self.case.take(), self.sometimes.take()].into_iter().flatten() {
-                farewells.extend(case.finding.map(|f| Finding { state: State::Cleared, ..f }));
-            }
-            self.series = Series::default();
-            (self.present, self.high, self.gross) = (0, 0, 0);
-            (self.past, self.past_count) = (0.0, 0);
+    /// What is usual for the rank (ln); NaN without a past.
+    pub fn usual(&self) -> f64 {
+        match &self.case {
+            Some(case) if case.is_proven() => self.series.anchor + case.base,
+            _ if self.series.count() == 0 => f64::NAN,
+            _ => self.series.anchor + self.series.center(),
         }
-        (self.key, self.world_size, self.last_step) = (key, row.world_size, row.last_step);
+    }
+
+    /// The windows that the job has had since the rank's last one.
+    pub fn catch_up(&mut self, behind: &mut u32) {
+        self.present = self.present.checked_shl(*behind).unwrap_or(0);
+        *behind = 0;
     }
 
     fn learn_past(&mut self, value: f64, history: u32) {
@@ -116,6 +143,25 @@ impl RankScore {
     /// One window; the reason when nothing can be said. `level` is (median of the others, spread).
     pub fn judge(
         &mut self,
+        entry: &mut Entry,
+        member: &Member,
+        row: &RankWindow,
+        level: Option<(f64, f64)>,
+        context: &Context<'_>,
+        widths: &mut Widths,
+        next_id: &mut u64,
+    ) -> Option<&'static str> {
+        self.catch_up(&mut entry.behind);
+        let reason = self.weigh_window(&mut entry.spread, member, row, level, context, widths, next_id);
+        entry.usual = self.usual();
+        entry.open = self.case.is_some() || self.sometimes.is_some();
+        reason
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn weigh_window(
+        &mut self,
+        spread: &mut Spread,
         member: &Member,
         row: &RankWindow,
         level: Option<(f64, f64)>,
@@ -125,34 +171,41 @@ impl RankScore {
     ) -> Option<&'static str> {
         let config = context.config;
         let stated = if row.own_se.is_nan() { 0.0 } else { row.own_se / row.own };
-        let (deviation, degrees) = self.series.deviation(&context.noise, stated);
+        let (deviation, degrees) = spread.deviation(&context.noise);
+        // A window that states a larger error than the noise (outlier steps, few steps) counts
+        // less.
+        let trust = if stated > 0.0 { f64::min(1.0, TRUSTED * deviation / stated) } else { 1.0 };
+        let error = deviation.max(stated);
         let host = row.source == source::GLOO;
         let least = if host { context.least.max(HOST_LEAST) } else { context.least };
         if !member.is_known() {
             self.series.anchor = member.value - member.reference;
         }
-        let value = member.value - member.reference - self.series.anchor;
+        let mut value = member.value - member.reference - self.series.anchor;
         let mut beside = Beside { others: f64::NAN, level: 0.0, limit: 0.0, spread: 1.0 };
-        if let Some((others, spread)) = level {
-            let limit = level_limit(spread, context.peers);
+        if let Some((others, natural)) = level {
+            let limit = level_limit(natural, context.peers);
             let level = member.value - others;
-            beside = Beside { others, level, limit, spread: spread.max(0.03) };
+            beside = Beside { others, level, limit, spread: natural.max(0.03) };
             self.count_gross(level, limit, row);
         }
         if let Some(case) = self.case.as_mut().filter(|case| case.is_proven()) {
             let difference = value - case.base;
-            case.follow(difference, deviation * context.long_run, beside.limit, config);
+            case.follow(difference * trust, deviation * context.long_run, beside.limit, config);
             case.finding =
-                Some(straggler(case, member, row, context, beside, difference, deviation));
+                Some(straggler(case, member, row, context, beside, difference, error));
             if case.state == State::Cleared && case.level {
-                (self.series, self.present) = (Series::default(), 0);
+                (self.series, self.present, *spread) = (Series::default(), 0, Spread::default());
             }
             return None;
         }
-        let excess = if member.is_known() { value - self.series.center() } else { 0.0 };
+        let excess = (member.excess - member.reference) * trust;
+        if trust < 1.0 && member.is_known() {
+            value = self.series.center() + excess;
+        }
         let high = member.is_known() && is_high(&self.series, excess, deviation, least);
         self.high = self.high << 1 | u32::from(high);
-        self.series.push(value, deviation, &context.noise, config.history_windows);
+        self.series.push(value, deviation, spread, &context.noise, config.history_windows);
         self.present |= 1;
         let mut change = Change::none(Evidence::Open);
         if member.others > 0 {
@@ -173,9 +226,9 @@ impl RankScore {
             }
             case.deviate = case.deviate.max(change.deviate);
             case.finding =
-                Some(straggler(case, member, row, context, beside, change.shift, deviation));
+                Some(straggler(case, member, row, context, beside, change.shift, error));
         }
-        self.judge_sometimes(high, excess, row, context, deviation, next_id);
+        self.judge_sometimes(high, excess, row, context, error, next_id);
         if member.others == 0 {
             return Some(reason::ALONE);
         }
@@ -291,7 +344,7 @@ fn prove(
         return;
     }
     series.forget_run(change.before, change.windows, config.history_windows);
-    (case.base, case.shift, case.windows) = (series.base, change.shift, change.windows as u32);
+    (case.base, case.shift, case.windows) = (change.before, change.shift, change.windows as u32);
 }
 
 /// The finding of a straggler. A synchronous job gains no more than the next slowest rank allows,

@@ -14,7 +14,9 @@ const DIFFERENCES: f64 = 1.5;
 /// Degrees of freedom that machines of a kind share before anything was learnt of how alike their
 /// noise is, and how many ranks that is worth.
 const ALIKE: f64 = 60.0;
-const ALIKE_RANKS: f64 = 8.0;
+const ALIKE_RANKS: f64 = 4.0;
+/// Standard errors by which a correlation is believed to be larger than its estimate.
+const MARGIN: f64 = 0.2;
 /// Windows before a run, at least.
 pub(super) const LEAST_PAST: usize = 3;
 /// Share of the limit that a run must reach without its largest window.
@@ -49,10 +51,8 @@ pub(super) struct Series {
     pub known: u32,
     pub length: u32,
     pub values: [f32; RUN],
-    pub near: f64,
-    pub near_weight: f64,
-    pub far: f64,
-    pub far_weight: f64,
+    /// Sum of `values`.
+    pub total: f64,
 }
 
 impl Series {
@@ -61,26 +61,28 @@ impl Series {
         (self.known + self.length) as usize
     }
 
-    fn newest(&self) -> &[f32] {
-        &self.values[..self.length as usize]
-    }
-
     /// Mean of all that it remembers, relative to the anchor.
     pub fn center(&self) -> f64 {
-        let mut total = 0.0;
-        for value in self.newest() {
-            total += f64::from(*value);
-        }
-        (f64::from(self.known) * self.base + total) / self.count() as f64
+        (f64::from(self.known) * self.base + self.total) / self.count() as f64
     }
 
     /// Takes the value of one window; the oldest of the newest becomes past.
-    pub fn push(&mut self, value: f64, deviation: f64, noise: &Noise, history: u32) {
+    pub fn push(
+        &mut self,
+        value: f64,
+        deviation: f64,
+        spread: &mut Spread,
+        noise: &Noise,
+        history: u32,
+    ) {
         if self.length > 0 {
-            self.learn_noise(value, noise);
+            let second = (self.length > 1).then(|| f64::from(self.values[1]));
+            spread.learn(value, f64::from(self.values[0]), second, noise);
         }
         if self.length as usize == RUN {
-            let mut step = f64::from(self.values[RUN - 1]) - self.base;
+            let oldest = f64::from(self.values[RUN - 1]);
+            self.total -= oldest;
+            let mut step = oldest - self.base;
             if self.known > 4 {
                 step = step.max(-3.0 * deviation).min(3.0 * deviation);
             }
@@ -89,21 +91,40 @@ impl Series {
         }
         self.values.copy_within(..RUN - 1, 1);
         self.values[0] = value as f32;
+        self.total += f64::from(self.values[0]);
         self.length = (self.length + 1).min(RUN as u32);
     }
 
-    /// From differences, which a lasting shift enters once and a baseline never.
-    fn learn_noise(&mut self, value: f64, noise: &Noise) {
+    /// A run is proven slow: only what was `before` it stays.
+    pub fn forget_run(&mut self, before: f64, windows: usize, history: u32) {
+        self.base = before;
+        self.known = ((self.count() - windows) as u32).min(history);
+        (self.length, self.total) = (0, 0.0);
+    }
+}
+
+/// What the differences of a series say about its noise.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Spread {
+    pub near: f64,
+    pub near_weight: f64,
+    pub far: f64,
+    pub far_weight: f64,
+}
+
+impl Spread {
+    /// A lasting shift enters differences once, and a baseline never.
+    fn learn(&mut self, value: f64, last: f64, second: Option<f64>, noise: &Noise) {
         let own = match self.near_weight > 0.0 {
             true => self.near / self.near_weight,
             false => noise.differences,
         };
         let most = 18.0 * noise.differences.max(own);
-        let error = value - f64::from(self.values[0]);
+        let error = value - last;
         self.near = self.near * NOISE_KEEP + (error * error).min(most) / 2.0;
         self.near_weight = self.near_weight * NOISE_KEEP + 1.0;
-        if self.length > 1 {
-            let error = value - f64::from(self.values[1]);
+        if let Some(second) = second {
+            let error = value - second;
             self.far = self.far * NOISE_KEEP + (error * error).min(most) / 2.0;
             self.far_weight = self.far_weight * NOISE_KEEP + 1.0;
         }
@@ -119,30 +140,22 @@ impl Series {
 
     /// Standard deviation of one window, and the degrees of freedom behind it. The group's
     /// variance is a prior (scaled inverse chi-square) of `noise.alike` degrees.
-    pub fn deviation(&self, noise: &Noise, stated: f64) -> (f64, f64) {
+    pub fn deviation(&self, noise: &Noise) -> (f64, f64) {
         let own = self.near_weight / DIFFERENCES;
         let share = (noise.alike + own * self.ratio(noise.differences)) / (noise.alike + own);
-        let variance = (noise.variance * share).max(stated * stated);
-        (variance.sqrt(), (noise.alike + own).min(noise.degrees))
-    }
-
-    /// A run is proven slow: only what was before it stays.
-    pub fn forget_run(&mut self, before: f64, windows: usize, history: u32) {
-        self.base += before;
-        self.known = ((self.count() - windows) as u32).min(history);
-        self.length = 0;
+        ((noise.variance * share).sqrt(), (noise.alike + own).min(noise.degrees))
     }
 }
 
 /// Noise of a group, from its members in the order of their ranks.
-pub(super) fn pool<'a>(members: impl Iterator<Item = &'a Series> + Clone, floor: f64) -> Noise {
+pub(super) fn pool<'a>(members: impl Iterator<Item = &'a Spread> + Clone, floor: f64) -> Noise {
     let (mut near, mut near_weight) = (PRIOR_WEIGHT * NOISE_PRIOR * NOISE_PRIOR, PRIOR_WEIGHT);
     let (mut far, mut far_weight) = (0.0, 0.0);
-    for series in members.clone() {
-        near += series.near;
-        near_weight += series.near_weight;
-        far += series.far;
-        far_weight += series.far_weight;
+    for one in members.clone() {
+        near += one.near;
+        near_weight += one.near_weight;
+        far += one.far;
+        far_weight += one.far_weight;
     }
     let differences = (near / near_weight).max(1e-12);
     // An AR(1) has lag-1 differences of (1 - rho) and lag-2 ones of (1 - rho^2) variances.
@@ -152,32 +165,31 @@ pub(super) fn pool<'a>(members: impl Iterator<Item = &'a Series> + Clone, floor:
     }
     let variance = (differences / (1.0 - correlation)).max(floor * floor);
     let degrees = near_weight / DIFFERENCES;
-    let believed = (correlation + 0.5 / degrees.sqrt()).min(0.9);
+    let believed = (correlation + MARGIN / degrees.sqrt()).min(0.9);
     let alike = likeness(members, differences);
     Noise { differences, variance, correlation: believed, alike, degrees }
 }
 
 /// How alike the members' noise is, in degrees of freedom: what their variances differ beyond
 /// what the estimates themselves do (2 / degrees each).
-fn likeness<'a>(members: impl Iterator<Item = &'a Series> + Clone, differences: f64) -> f64 {
-    let (mut count, mut total, mut weight) = (0.0, 0.0, 0.0);
-    for series in members.clone() {
+fn likeness<'a>(members: impl Iterator<Item = &'a Spread>, differences: f64) -> f64 {
+    let (mut count, mut total, mut squares, mut weight) = (0.0, 0.0, 0.0, 0.0);
+    for one in members {
+        let ratio = one.ratio(differences);
         count += 1.0;
-        total += series.ratio(differences);
-        weight += series.near_weight;
+        total += ratio;
+        squares += ratio * ratio;
+        weight += one.near_weight;
     }
     let mean = total / count;
-    let mut squares = 0.0;
-    for series in members {
-        let error = series.ratio(differences) - mean;
-        squares += error * error;
-    }
-    let extra = (squares / count - 2.0 * DIFFERENCES / f64::max(weight / count, 1.0)).max(0.0);
+    let differ = squares / count - mean * mean;
+    let extra = (differ - 2.0 * DIFFERENCES / f64::max(weight / count, 1.0)).max(0.0);
     let between = (ALIKE_RANKS * (2.0 / ALIKE) + count * extra) / (ALIKE_RANKS + count);
     (2.0 / between).max(8.0).min(1000.0)
 }
 
-/// What the scan of one series says. `deviate` is in standard deviations.
+/// What the scan of one series says: the newest `windows` are slower by `shift` (ln) than `before`
+/// (the mean of all others, relative to the anchor); `deviate` in standard deviations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Change {
     pub evidence: Evidence,
@@ -193,27 +205,21 @@ impl Change {
     }
 }
 
-/// 1 / sqrt(m n / (m + n)) of a run of m windows after n others, by m; every rank that has been
-/// there as long shares them.
-#[derive(Clone, Debug)]
+/// 1 / sqrt(m n / (m + n)) of a run of m windows after n others, m from 1; every rank that has
+/// been there as long shares them.
+#[derive(Clone, Debug, Default)]
 pub(super) struct Widths {
     count: usize,
-    inverse: [f64; RUN + 1],
-}
-
-impl Default for Widths {
-    fn default() -> Widths {
-        Widths { count: 0, inverse: [0.0; RUN + 1] }
-    }
+    inverse: [f64; RUN],
 }
 
 impl Widths {
-    fn of(&mut self, count: usize) -> &[f64; RUN + 1] {
+    fn of(&mut self, count: usize) -> &[f64; RUN] {
         if self.count != count {
             self.count = count;
             for windows in 1..=RUN.min(count.saturating_sub(1)) {
                 let (m, past) = (windows as f64, (count - windows) as f64);
-                self.inverse[windows] = 1.0 / (m * past / count as f64).sqrt();
+                self.inverse[windows - 1] = 1.0 / (m * past / count as f64).sqrt();
             }
         }
         &self.inverse
@@ -235,76 +241,86 @@ pub(super) struct Test {
     pub shortest: usize,
 }
 
+/// Sums of the newest 1, 2, ... values. Four by four: as one chain, each would wait for the last.
+fn prefix_sums(values: &[f32; RUN]) -> [f64; RUN] {
+    let (mut sums, mut block) = ([0.0; RUN], 0.0);
+    for from in (0..RUN).step_by(4) {
+        let value = |place: usize| f64::from(values[from + place]);
+        let one = value(0);
+        let two = one + value(1);
+        let three = two + value(2);
+        let four = three + value(3);
+        sums[from] = block + one;
+        sums[from + 1] = block + two;
+        sums[from + 2] = block + three;
+        sums[from + 3] = block + four;
+        block = sums[from + 3];
+    }
+    sums
+}
+
 /// The run of newest windows that differs most from all before it.
 ///
 /// A run of m windows after n others has the deviate (mean of m - mean of n) over
-/// sqrt(1 / m + 1 / n) standard deviations; neighbours that resemble each other count as fewer.
+/// sqrt(1 / m + 1 / n) standard deviations, which is (sum of m - m mean of all) over
+/// sqrt(m n / (m + n)); neighbours that resemble each other count as fewer. The newest window
+/// alone may be a suspicion.
 pub(super) fn scan(series: &Series, test: &Test, widths: &mut Widths) -> Change {
-    let count = series.count();
+    let (count, center) = (series.count(), series.center());
     let long_run = test.deviation * test.long_run;
-    let mut total = 0.0;
-    for value in series.newest() {
-        total += f64::from(*value) - series.base;
-    }
-    let mean = total / count as f64;
-    let longest = series.newest().len().min(count.saturating_sub(LEAST_PAST));
+    let longest = (series.length as usize).min(count.saturating_sub(LEAST_PAST));
+    let sums = prefix_sums(&series.values);
     let inverse = widths.of(count);
-    let (mut run, mut best, mut best_windows, mut best_run) = (0.0, 0.0, 0, 0.0);
-    let (mut proof, mut proof_windows, mut proof_run) = (0.0, 0, 0.0);
-    for (place, value) in series.newest()[..longest].iter().enumerate() {
-        let windows = place + 1;
-        run += f64::from(*value) - series.base;
-        let deviate = (run - windows as f64 * mean) * inverse[windows];
-        if deviate > best {
-            (best, best_windows, best_run) = (deviate, windows, run);
-        }
-        if windows >= test.shortest && deviate > proof {
-            (proof, proof_windows, proof_run) = (deviate, windows, run);
-        }
+    let mut deviates = [0.0; RUN];
+    for (place, deviate) in deviates[..longest].iter_mut().enumerate() {
+        *deviate = (sums[place] - (place + 1) as f64 * center) * inverse[place];
     }
-    if best < SUSPECT_SHARE * test.limit * long_run {
+    let newest = deviates[0];
+    let runs = &deviates[(test.shortest - 1).min(longest)..longest];
+    let proof = runs.iter().fold(0.0, |most, deviate| f64::max(most, *deviate));
+    if newest.max(proof) < SUSPECT_SHARE * test.limit * long_run {
         return Change::none(Evidence::Calm);
     }
+    let proof_windows = || {
+        let place = runs.iter().position(|deviate| *deviate == proof);
+        place.unwrap_or_default() + test.shortest
+    };
+    let sizes = |windows: usize| {
+        let before = (count as f64 * center - sums[windows - 1]) / (count - windows) as f64;
+        (before, sums[windows - 1] / windows as f64 - before)
+    };
     let limit = student_limit(test.limit, test.degrees) * long_run;
     if proof >= limit {
-        if let Some((before, shift)) =
-            proven(series, total, proof_run, proof_windows, limit, test.least)
-        {
-            let deviate = proof / long_run;
-            let evidence = Evidence::Strong;
-            return Change { evidence, windows: proof_windows, before, shift, deviate };
-        }
-    }
-    if best >= SUSPECT_SHARE * limit {
-        let before = (total - best_run) / (count - best_windows) as f64;
-        let shift = best_run / best_windows as f64 - before;
-        let newest = f64::from(series.values[0]) - series.base;
-        if shift >= test.least && newest >= before + shift / 2.0 {
-            let (evidence, windows, deviate) = (Evidence::Weak, best_windows, best / long_run);
+        let windows = proof_windows();
+        let (before, shift) = sizes(windows);
+        let run = &series.values[..windows];
+        if shift >= test.least && is_slow_throughout(run, sums[windows - 1], before, shift, limit) {
+            let (evidence, deviate) = (Evidence::Strong, proof / long_run);
             return Change { evidence, windows, before, shift, deviate };
         }
     }
-    Change::none(Evidence::Calm)
+    let best = newest.max(proof);
+    if best < SUSPECT_SHARE * limit {
+        return Change::none(Evidence::Calm);
+    }
+    let windows = if newest > proof { 1 } else { proof_windows() };
+    let (before, shift) = sizes(windows);
+    if shift < test.least || f64::from(series.values[0]) < before + shift / 2.0 {
+        return Change::none(Evidence::Calm);
+    }
+    let (evidence, deviate) = (Evidence::Weak, best / long_run);
+    Change { evidence, windows, before, shift, deviate }
 }
 
-/// Whether the run is slow throughout: no single window makes a case, and most are slow.
-fn proven(
-    series: &Series,
-    total: f64,
-    run: f64,
-    windows: usize,
-    limit: f64,
-    least: f64,
-) -> Option<(f64, f64)> {
-    let m = windows as f64;
-    let before = (total - run) / (series.count() - windows) as f64;
-    let shift = run / m - before;
-    let (mut largest, mut slow) = (f64::from(series.values[0]) - series.base, 0);
-    for value in &series.values[..windows] {
-        let value = f64::from(*value) - series.base;
+/// No single window makes a case, and most of the run's windows are slow.
+fn is_slow_throughout(run: &[f32], total: f64, before: f64, shift: f64, limit: f64) -> bool {
+    let others = run.len() as f64 - 1.0;
+    let (mut largest, mut slow) = (f64::from(run[0]), 0);
+    for value in run {
+        let value = f64::from(*value);
         largest = largest.max(value);
         slow += usize::from(value - before > shift / 2.0);
     }
-    let rest = (run - largest - (m - 1.0) * before) / (m - 1.0).sqrt();
-    (shift >= least && rest >= REST * limit && 2 * slow > windows).then_some((before, shift))
+    let rest = (total - largest - others * before) / others.sqrt();
+    rest >= REST * limit && 2 * slow > run.len()
 }

@@ -5,8 +5,8 @@ use super::case::Case;
 use super::compare::Compared;
 use super::estimate::RUN;
 use super::job::JobScore;
-use super::rank::RankScore;
-use super::series::Series;
+use super::rank::{Entry, RankScore};
+use super::series::{Series, Spread};
 use super::whole::WholeScore;
 use super::{Basis, Finding, Kind, Scorer, State, MAX_JOBS};
 
@@ -195,10 +195,11 @@ fn pass_job(pass: &mut impl Pass, job: &mut JobScore) -> Result<(), String> {
     let count = pass.count(job.ranks.len(), super::rows::MAX_WORLD)?;
     for place in 0..count {
         if pass.reads() {
+            job.entries.push(Entry::default());
             job.ranks.push(RankScore::default());
         }
-        pass_rank(pass, &mut job.ranks[place])?;
-        if place > 0 && job.ranks[place - 1].rank >= job.ranks[place].rank {
+        pass_rank(pass, &mut job.entries[place], &mut job.ranks[place])?;
+        if place > 0 && job.entries[place - 1].rank >= job.entries[place].rank {
             return Err("state: ranks are not in order".into());
         }
     }
@@ -216,14 +217,19 @@ fn pass_job(pass: &mut impl Pass, job: &mut JobScore) -> Result<(), String> {
     Ok(())
 }
 
-fn pass_rank(pass: &mut impl Pass, rank: &mut RankScore) -> Result<(), String> {
-    pass.u32(&mut rank.rank)?;
-    pass.u64(&mut rank.key.0)?;
-    pass.u32(&mut rank.key.1)?;
-    pass.u32(&mut rank.key.2)?;
-    pass.u32(&mut rank.world_size)?;
-    pass.u64(&mut rank.last_step)?;
-    pass.u32(&mut rank.missing)?;
+fn pass_rank(
+    pass: &mut impl Pass,
+    entry: &mut Entry,
+    rank: &mut RankScore,
+) -> Result<(), String> {
+    rank.catch_up(&mut entry.behind);
+    pass.u32(&mut entry.rank)?;
+    pass.u64(&mut entry.key.0)?;
+    pass.u32(&mut entry.key.1)?;
+    pass.u32(&mut entry.key.2)?;
+    pass.u32(&mut entry.world_size)?;
+    pass.u64(&mut entry.last_step)?;
+    pass.u32(&mut entry.missing)?;
     pass.u64(&mut rank.present)?;
     pass.u32(&mut rank.high)?;
     pass.u32(&mut rank.gross)?;
@@ -231,14 +237,17 @@ fn pass_rank(pass: &mut impl Pass, rank: &mut RankScore) -> Result<(), String> {
     pass.u64(&mut rank.gross_since.1)?;
     pass.f64(&mut rank.past)?;
     pass.u32(&mut rank.past_count)?;
-    pass_series(pass, &mut rank.series)?;
+    pass_series(pass, &mut rank.series, &mut entry.spread)?;
     pass_case(pass, &mut rank.case)?;
-    pass_case(pass, &mut rank.sometimes)
+    pass_case(pass, &mut rank.sometimes)?;
+    entry.usual = rank.usual();
+    entry.open = rank.case.is_some() || rank.sometimes.is_some();
+    Ok(())
 }
 
 fn pass_whole(pass: &mut impl Pass, whole: &mut WholeScore) -> Result<(), String> {
     pass.u64(&mut whole.present)?;
-    pass_series(pass, &mut whole.series)?;
+    pass_series(pass, &mut whole.series, &mut whole.spread)?;
     pass_case(pass, &mut whole.case)
 }
 
@@ -249,7 +258,11 @@ fn pass_compared(pass: &mut impl Pass, score: &mut Compared) -> Result<(), Strin
     pass_case(pass, &mut score.case)
 }
 
-fn pass_series(pass: &mut impl Pass, series: &mut Series) -> Result<(), String> {
+fn pass_series(
+    pass: &mut impl Pass,
+    series: &mut Series,
+    spread: &mut Spread,
+) -> Result<(), String> {
     pass.f64(&mut series.anchor)?;
     pass.f64(&mut series.base)?;
     pass.u32(&mut series.known)?;
@@ -260,12 +273,11 @@ fn pass_series(pass: &mut impl Pass, series: &mut Series) -> Result<(), String> 
     for value in &mut series.values[..series.length as usize] {
         pass.f32(value)?;
     }
-    for figure in
-        [&mut series.near, &mut series.near_weight, &mut series.far, &mut series.far_weight]
-    {
-        pass.f64(figure)?;
-    }
-    Ok(())
+    pass.f64(&mut series.total)?;
+    pass.f64(&mut spread.near)?;
+    pass.f64(&mut spread.near_weight)?;
+    pass.f64(&mut spread.far)?;
+    pass.f64(&mut spread.far_weight)
 }
 
 fn pass_case(pass: &mut impl Pass, slot: &mut Option<Box<Case>>) -> Result<(), String> {

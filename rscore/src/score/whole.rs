@@ -2,7 +2,7 @@
 
 use super::case::{suspect, Case, Evidence};
 use super::rank::{finding, since};
-use super::series::{pool, scan, Series, Test, Widths};
+use super::series::{pool, scan, Series, Spread, Test, Widths};
 use super::{Basis, Config, Finding, Kind};
 use crate::window::RankWindow;
 
@@ -17,6 +17,7 @@ pub(super) struct WholeScore {
     /// Which of the job's last 64 windows are in the series; bit 0 is the newest.
     pub present: u64,
     pub series: Series,
+    pub spread: Spread,
     pub case: Option<Box<Case>>,
 }
 
@@ -36,7 +37,7 @@ pub(super) struct Whole<'a> {
 impl WholeScore {
     /// Nothing is known any more.
     pub fn reset(&mut self) {
-        (self.series, self.present) = (Series::default(), 0);
+        (self.series, self.spread, self.present) = (Series::default(), Spread::default(), 0);
     }
 
     /// One window; `value` is a logarithm.
@@ -48,8 +49,8 @@ impl WholeScore {
         next_id: &mut u64,
     ) {
         let (config, series) = (whole.config, &mut self.series);
-        let noise = pool(std::iter::once(&*series), FLOOR);
-        let (deviation, degrees) = series.deviation(&noise, 0.0);
+        let noise = pool(std::iter::once(&self.spread), FLOOR);
+        let (deviation, degrees) = self.spread.deviation(&noise);
         self.present <<= 1;
         if let Some(case) = self.case.as_mut().filter(|case| case.is_proven()) {
             let excess = value - series.anchor - case.base;
@@ -59,7 +60,8 @@ impl WholeScore {
         if series.count() == 0 {
             series.anchor = value;
         }
-        series.push(value - series.anchor, deviation, &noise, config.history_windows);
+        let history = config.history_windows;
+        series.push(value - series.anchor, deviation, &mut self.spread, &noise, history);
         self.present |= 1;
         let test = Test {
             deviation,
@@ -77,11 +79,11 @@ impl WholeScore {
         let Some(case) = &mut self.case else { return };
         case.deviate = case.deviate.max(change.deviate);
         if case.is_proven() {
-            series.forget_run(change.before, change.windows, config.history_windows);
-            (case.base, case.shift) = (series.base, change.shift);
+            series.forget_run(change.before, change.windows, history);
+            (case.base, case.shift) = (change.before, change.shift);
             case.windows = change.windows as u32;
         } else if evidence >= Evidence::Weak {
-            case.base = series.base + change.before;
+            case.base = change.before;
         }
     }
 
@@ -89,8 +91,8 @@ impl WholeScore {
     pub fn show(&mut self, value: f64, own: f64, whole: &Whole<'_>) {
         let Some(case) = &mut self.case else { return };
         let difference = value - self.series.anchor - case.base;
-        let noise = pool(std::iter::once(&self.series), FLOOR);
-        let (deviation, _) = self.series.deviation(&noise, 0.0);
+        let noise = pool(std::iter::once(&self.spread), FLOOR);
+        let (deviation, _) = self.spread.deviation(&noise);
         let before = own * (-difference).exp();
         let shown =
             finding(case, whole.kind, whole.row, difference, own, before, deviation, 1.0);

@@ -1,0 +1,1 @@
+"""Recordings and simulations of jobs, as RankWindow arrays."""
