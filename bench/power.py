@@ -14,13 +14,12 @@ import math
 import os
 import sys
 import time
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from stragd._rscore import Scorer
-from stragd.replay.simulate import Fault, Machine, Noise, Scenario, library, simulate
+from stragd.replay.measure import power, silence
+from stragd.replay.simulate import Fault, Machine, Noise, Scenario, library
 
 ROWS = 16_384
 """Rows of one call, over jobs side by side."""
@@ -30,35 +29,6 @@ VENDORS = tuple(
     for number, factor in enumerate((1.0, 1.2, 1.6, 1.92, 1.0, 1.2, 1.6, 1.92), 1)
 )
 STAGES = (Machine(1, 1.0, 1.0), Machine(2, 1.0, 1.2))
-
-
-@dataclass
-class Told:
-    """What was said in a run of healthy jobs."""
-
-    rank_windows: int
-    stragglers: int
-    others: Counter[str]
-
-
-def silence(scenario: Scenario, wanted: int) -> Told:
-    """Healthy jobs until ``wanted`` rank-windows are scored."""
-    scored, named, others = 0, set(), Counter[str]()
-    seed = scenario.seed
-    while scored < wanted:
-        scorer = Scorer({})
-        for rows in simulate(replace(scenario, seed=seed)):
-            update = scorer.update(rows)
-            scored += len(rows)
-            for finding in update["findings"]:
-                if finding["state"] != "confirmed":
-                    continue
-                if finding["kind"] == "straggler":
-                    named.add((seed, finding["job"], finding["rank"]))
-                elif finding["window"] == finding["since_window"] + 1:
-                    others[finding["kind"]] += 1
-        seed += 1
-    return Told(scored, len(named), others)
 
 
 def healthy_models() -> list[tuple[str, Scenario]]:
@@ -89,44 +59,6 @@ def healthy_models() -> list[tuple[str, Scenario]]:
         name = f"Student-t, bursts and drift, {ranks} ranks"
         models.append((name, model("student3", ranks, bursts=0.1, drift=0.003)))
     return models
-
-
-@dataclass
-class Seen:
-    """Delays of the slow ranks (infinite where never named) and who else was named."""
-
-    delays: np.ndarray
-    others: int
-    flaps: int = 0
-    clear: np.ndarray | None = None
-
-
-def power(scenario: Scenario, begin: int, kind: str = "straggler") -> Seen:
-    """Windows until each faulty rank of each job is confirmed."""
-    faulty = sorted({rank for fault in scenario.faults for rank in fault.ranks})
-    end = min(fault.end for fault in scenario.faults)
-    scorer, named, wrong = Scorer({}), {}, set()
-    cleared: dict[tuple[int, int], int] = {}
-    times: Counter[tuple[int, int]] = Counter()
-    for rows in simulate(scenario):
-        window = int(rows["window"][0])
-        for finding in scorer.update(rows)["findings"]:
-            if finding["kind"] != kind or finding["rank"] is None:
-                continue
-            key = (finding["job"], finding["rank"])
-            if finding["state"] == "confirmed":
-                if finding["rank"] not in faulty:
-                    wrong.add(key)
-                elif key not in named:
-                    named[key] = window - begin + 1
-            elif finding["state"] == "cleared" and key in named:
-                times[key] += 1
-                if window >= end:
-                    cleared.setdefault(key, window - end + 1)
-    every = [(job, rank) for job in range(1, scenario.jobs + 1) for rank in faulty]
-    delays = np.array([named.get(key, math.inf) for key in every])
-    clear = np.array([cleared.get(key, math.inf) for key in every])
-    return Seen(delays, len(wrong), sum(count > 1 for count in times.values()), clear)
 
 
 def words(delays: np.ndarray) -> str:
@@ -167,7 +99,7 @@ def slow(noise: Noise, slowdown: float, jobs: int = 300, ranks: int = 64) -> Sce
 def print_power() -> None:
     print("### Power: one slow rank of 64, windows until it is confirmed\n")
     print(
-        "| noise | slowdown | mean | 99 % | longest | named | others named | Lorden's bound | ratio |"
+        "| noise | slowdown | mean | 99 % | longest | named | others named | Lorden | ratio |"
         "\n|---|---|---|---|---|---|---|---|---|"
     )
     for noise in ("gaussian", "student3", "lognormal", "outliers", "ar1"):

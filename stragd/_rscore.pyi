@@ -98,9 +98,7 @@ class Engine:
 class Finding(TypedDict):
     id: int
     job: int
-    kind: Literal[
-        "straggler", "intermittent", "imbalance", "uneven-work", "job-wide", "network"
-    ]
+    kind: Literal["straggler", "intermittent", "imbalance", "uneven-work", "job-wide", "network"]
     state: Literal["suspect", "confirmed", "recovering", "cleared"]
     rank: int | None
     class_id: int | None

@@ -132,7 +132,7 @@ class Scoring:
     confirm_windows: int = _key(
         2, "Windows that a slow run needs to be confirmed.", low=2, high=100
     )
-    clear_windows: int = _key(3, "Least number of healthy windows that clear a finding.", low=1, high=1000)
+    clear_windows: int = _key(3, "Least healthy windows that clear a finding.", low=1, high=1000)
     history_windows: int = _key(
         200, "Windows that the baseline of a rank remembers.", low=10, high=100000
     )

@@ -17,9 +17,9 @@ from stragd.scoring.model import (
     Finding,
 )
 
-CLEAR = 10.0
+CLEAR = 11.0
 """Log likelihood ratio of "as before" against "still slow" that ends a finding: a slow rank is
-declared well once in about exp(10) windows."""
+declared well once in about exp(11) windows."""
 DOUBT = 4.0
 """The same, for the state `recovering`."""
 MEMORY = 16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 MAD_TO_SIGMA = 1.4826
@@ -67,6 +68,7 @@ def false_alarms(limit: float) -> float:
     return limit * DENSITY * math.exp(-(limit * limit) / 2.0) * scan
 
 
+@functools.lru_cache(maxsize=256)
 def scan_limit(false_alarms_per_million: float, ranks: int) -> float:
     """Deviate that keeps the wanted rate for a job of so many ranks; from 2 to 40."""
     wanted = false_alarms_per_million * 1e-6 * min(1.0, float(JOB_SIZE) / float(ranks))

@@ -38,6 +38,8 @@ class Member:
     """ln of own time; of its share of wall where steps are not inferred."""
     known: bool = False
     """Whether it has a past."""
+    proven: bool = False
+    """Whether it is confirmed to be slow already: then it says nothing about everybody."""
     excess: float = 0.0
     """Value over the rank's own past."""
     reference: float = 0.0
@@ -109,22 +111,44 @@ def group(members: list[Member]) -> list[Group]:
     ]
 
 
+@dataclass
+class Pool:
+    """Ranks that a reference is taken of: those that are known, and of them the healthy ones."""
+
+    known: list[float]
+    healthy: list[float]
+
+    def reference(self, member: Member) -> float:
+        """Median of the healthy others' excess, of all others' where there is no healthy one."""
+        among = member.known and not member.proven
+        if len(self.healthy) > among:
+            if among:
+                return median_without(self.healthy, member.excess)
+            return median(self.healthy)
+        if len(self.known) > member.known:
+            if member.known:
+                return median_without(self.known, member.excess)
+            return median(self.known)
+        return 0.0
+
+
+def _pool(members: list[Member]) -> Pool:
+    known = sorted(m.excess for m in members if m.known)
+    return Pool(known, sorted(m.excess for m in members if m.known and not m.proven))
+
+
 def set_references(groups: list[Group]) -> list[float]:
     """What happened to the others of each rank: of its peers, or of the whole job where they are
-    fewer than three. Returns the excesses of all, in order."""
-    everybody = sorted(m.excess for g in groups for m in g.members if m.known)
+    fewer than three. Returns the excesses of the healthy, in order."""
+    everybody = _pool([member for one in groups for member in one.members])
     for one in groups:
-        peers = sorted(m.excess for m in one.members if m.known)
+        peers = _pool(one.members)
         for member in one.members:
-            pool = peers if len(peers) - member.known >= MIN_PEERS else everybody
-            member.others = len(pool) - member.known
-            if member.others == 0:
-                member.reference = 0.0
-            elif member.known:
-                member.reference = median_without(pool, member.excess)
-            else:
-                member.reference = median(pool)
-    return everybody
+            enough = len(peers.known) - member.known >= MIN_PEERS
+            pool = peers if enough else everybody
+            member.others = len(pool.known) - member.known
+            member.reference = pool.reference(member)
+    return everybody.healthy
 
 
 def slowest_two(groups: list[Group]) -> dict[int, tuple[float, float]]:

@@ -35,6 +35,14 @@ SHORTEST = 2
 """Least run that proves a slow rank."""
 OFTEN, OFTEN_RUN = 3, 4
 """After so many slow windows of the last 32, a lasting run has to be so long."""
+LEVEL_SHARE, LEVEL_ODDS = 0.7, 1000.0
+"""A share of the unnatural level, and how much rarer than that a natural one is: while the past is
+short, a rank so far above its peers has the limit of a rate so much higher."""
+MOST = 0.51
+"""Share of a slow rank's run that is slow."""
+FASTER = 3.0
+"""Deviations below the usual that a window counts at most: when others slow down together, a
+healthy rank looks faster for a while, and must not look slow afterwards."""
 TRUSTED = 1.5
 """Deviations up to which the standard error that a window states of itself is not looked at."""
 HIGH_SIGMAS, HIGH_LEAST, HIGH_PAST = 5.0, 0.03, 8
@@ -97,6 +105,8 @@ class Context:
     next_id: list[int]
     least: float
     limit: float
+    limit_with_level: float
+    alone: bool
     group: Group
     slowest: tuple[float, float]
 
@@ -130,22 +140,24 @@ def judge(rank: RankScore, member: Member, noise: Noise, context: Context) -> st
             rank.series, rank.present = Series(), 0
         return None
     excess = (member.excess - member.reference) * trust
-    if trust < 1.0 and member.known:
-        value = series.center() + excess
+    if member.known:
+        value = series.center() + max(excess, -FASTER * deviation)
     high = member.known and _is_high(series, excess, deviation, least)
     rank.high = (rank.high << 1 | high) & (1 << RUN) - 1
     series.push(value, deviation, noise, config.history_windows)
     rank.present |= 1
     change = Change(OPEN)
     if member.others > 0:
-        change = scan(series, deviation, degrees, correlation, context.limit, least, SHORTEST)
+        unnatural = limit > 0.0 and level >= LEVEL_SHARE * limit and series.count() <= RUN
+        held = context.limit_with_level if unnatural else context.limit
+        change = scan(series, deviation, degrees, correlation, held, least, SHORTEST, MOST)
     evidence = change.evidence
-    if evidence >= WEAK and peers >= MIN_PEERS and level < least / 2.0:
-        evidence = OPEN  # slower than before and no slower than the peers: nobody waits for it
-    if evidence >= WEAK and member.others < MIN_PEERS:
-        # Two cannot outvote each other: the one that differs from its own past has moved.
-        if member.value - rank.past < change.shift / 2.0:
-            evidence = OPEN
+    # Slower than before and no slower than the peers: nobody waits for it.
+    harmless = peers >= MIN_PEERS and level < least / 2.0
+    # Two cannot outvote each other: the one that differs from its own past has moved.
+    unmoved = member.others < MIN_PEERS and member.value - rank.past < change.shift / 2.0
+    if evidence >= WEAK and (harmless or unmoved):
+        evidence = OPEN
     if evidence == STRONG and bin(rank.high).count("1") >= OFTEN and change.windows < OFTEN_RUN:
         evidence = WEAK
     since = rank.since(change.windows, context.recent)
@@ -164,7 +176,7 @@ def judge(rank: RankScore, member: Member, noise: Noise, context: Context) -> st
         rank.case.deviate = max(rank.case.deviate, change.deviate)
         _show(rank.case, member, context, others, level, change.shift, error)
     _judge_sometimes(rank, high, excess, member, context, error)
-    if member.others == 0:
+    if context.alone:
         return ALONE
     return LEARNING if series.count() <= LEAST_PAST and evidence < WEAK else None
 

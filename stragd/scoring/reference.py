@@ -39,14 +39,14 @@ from stragd.scoring.model import (
     accept,
     start_time_ns,
 )
-from stragd.scoring.rank import Context, RankScore, build, judge
+from stragd.scoring.rank import LEVEL_ODDS, Context, RankScore, build, judge
 from stragd.scoring.series import Series, pool, scan
 
 HOST_FLOOR, DEVICE_FLOOR = 0.004, 0.001
 """Noise of a window below which none is believed (ln)."""
 JOB_LEAST, NETWORK_LEAST = 0.06765864847381486, 0.22314355131420976
 """ln 1.07 and ln 1.25: least lasting slowdown of the job and of its transfers."""
-JOB_RUN = 4
+JOB_RUN = 5
 """Least run of a slow job: bursts hit everybody at once."""
 GROUP_LEAST, GROUP_SPREADS, GROUP_WINDOWS = 0.09531017980432493, 3.0, 3
 """Least difference of classes or signatures (ln 1.1), in spreads too, and windows it lasts."""
@@ -106,14 +106,26 @@ class Job:
                 rank = self.ranks[member.row.rank]
                 self._renew(rank, one, member.row, update)
                 member.known = rank.series.count() > 0
+                member.proven = rank.case is not None and rank.case.proven()
                 if member.known:
                     member.excess = rank.excess(member.value)
         everybody = set_references(groups)
         least = math.log(1.0 + config.min_slowdown)
         limit = scan_limit(config.false_alarms_per_million, max(len(members), 1))
+        with_level = scan_limit(config.false_alarms_per_million * LEVEL_ODDS, max(len(members), 1))
         slowest = slowest_two(groups)
         for one in groups:
-            context = Context(config, self.recent, next_id, least, limit, one, slowest[one.key[0]])
+            context = Context(
+                config,
+                self.recent,
+                next_id,
+                least,
+                limit,
+                with_level,
+                len(members) == 1,
+                one,
+                slowest[one.key[0]],
+            )
             self._judge_group(one, context, update)
         self._judge_job(groups, everybody, config, next_id, limit)
         self._judge_network(groups, config, next_id, limit)
@@ -215,7 +227,7 @@ class Job:
         series.push(value - series.anchor, deviation, noise, config.history_windows)
         score.present |= 1
         least = max(least, math.log(1.0 + config.min_slowdown))
-        change = scan(series, deviation, degrees, correlation, limit, least, JOB_RUN)
+        change = scan(series, deviation, degrees, correlation, limit, least, JOB_RUN, 1.0)
         evidence = OPEN if doubtful and change.evidence >= WEAK else change.evidence
         since = RankScore(present=score.present).since(change.windows, self.recent)
         score.case = suspect(score.case, evidence, row.window, since, config, next_id)

@@ -196,13 +196,15 @@ def scan(
     limit: float,
     least: float,
     shortest: int,
+    share: float,
 ) -> Change:
     """The run of newest windows that differs most from all before it.
 
     A run of m windows after n others has the deviate (mean of m - mean of n) over
     sqrt(1 / m + 1 / n) standard deviations, which is (sum of m - m mean of all) over
     sqrt(m n / (m + n)); neighbours that resemble each other count as fewer. ``shortest`` is the
-    least run that proves anything; the newest window alone may be a suspicion.
+    least run that proves anything, ``share`` of whose windows are slow at least; the newest window
+    alone may be a suspicion.
     """
     count, center = series.count(), series.center()
     long_run = deviation * math.sqrt((1.0 + correlation) / (1.0 - correlation))
@@ -219,7 +221,8 @@ def scan(
     if proof >= limit:
         windows = deviates.index(proof, shortest - 1) + 1
         before, shift = _sizes(sums[windows - 1], windows, count, center)
-        if shift >= least and _is_slow_throughout(series, sums, windows, before, shift, limit):
+        rest, slow = _slow_throughout(series, sums, windows, before, shift)
+        if shift >= least and rest >= REST * limit and slow >= share:
             return Change(STRONG, windows, before, shift, proof / long_run)
     best = max(newest, proof)
     if best < SUSPECT_SHARE * limit:
@@ -237,14 +240,15 @@ def _sizes(run: float, windows: int, count: int, center: float) -> tuple[float, 
     return before, run / float(windows) - before
 
 
-def _is_slow_throughout(
-    series: Series, sums: list[float], windows: int, before: float, shift: float, limit: float
-) -> bool:
-    """No single window makes a case, and most of the run's windows are slow."""
+def _slow_throughout(
+    series: Series, sums: list[float], windows: int, before: float, shift: float
+) -> tuple[float, float]:
+    """(deviate of a run without its largest window: no single one makes a case; share of its
+    windows above half of the shift)."""
     others = float(windows) - 1.0
     largest, slow = series.values[0], 0
     for value in series.values[:windows]:
         largest = max(largest, value)
         slow += value - before > shift / 2.0
     rest = (sums[windows - 1] - largest - others * before) / math.sqrt(others)
-    return rest >= REST * limit and 2 * slow > windows
+    return rest, float(slow) / float(windows)

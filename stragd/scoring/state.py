@@ -11,7 +11,7 @@ import struct
 from stragd.scoring.case import Case
 from stragd.scoring.model import Finding
 from stragd.scoring.rank import RankScore
-from stragd.scoring.reference import Compared, Job, Scorer, WholeScore
+from stragd.scoring.reference import Job, Scorer
 from stragd.scoring.series import Series
 
 MAGIC, VERSION = b"stragd score", 1

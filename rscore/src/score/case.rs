@@ -3,8 +3,8 @@
 use super::{Config, Finding, State};
 
 /// Log likelihood ratio of "as before" against "still slow" that ends a finding: a slow rank is
-/// declared well once in about exp(10) windows.
-const CLEAR: f64 = 10.0;
+/// declared well once in about exp(11) windows.
+const CLEAR: f64 = 11.0;
 /// The same, for the state `recovering`.
 const DOUBT: f64 = 4.0;
 /// Windows over which the size of a slowdown is averaged.

@@ -32,6 +32,8 @@ pub(super) struct Member {
     pub value: f64,
     /// Value over the rank's own past; NaN while it has none.
     pub excess: f64,
+    /// Confirmed to be slow already: then it says nothing about everybody.
+    pub proven: bool,
     /// Median of the others' excess: what happened to everybody.
     pub reference: f64,
 }
@@ -68,8 +70,9 @@ pub(super) struct Groups {
     pub groups: Vec<Group>,
     /// The two largest own times of each signature, ns, in any class: what bounds a step.
     pub slowest: HashMap<u64, (f64, f64)>,
-    /// Excesses of all that have a past, in no order.
+    /// Excesses of the healthy that have a past, in no order.
     pub everybody: Vec<f64>,
+    values: Vec<f64>,
     scratch: Vec<f64>,
 }
 
@@ -169,29 +172,19 @@ impl Groups {
     /// What happened to the others of each rank: of its peers, or of the whole job where they are
     /// fewer than three.
     pub fn set_references(&mut self) {
-        let known = |member: &Member| member.is_known().then_some(member.excess);
-        self.everybody.clear();
-        self.everybody.extend(self.members.iter().filter_map(known));
-        let all = Middle::of(&mut self.everybody);
+        let all = Pool::of(&self.members, &mut self.everybody, &mut self.scratch);
+        let single = self.groups.len() == 1;
         for group in &self.groups {
             let members = &mut self.members[group.from..group.to];
-            self.scratch.clear();
-            self.scratch.extend(members.iter().filter_map(known));
-            let peers = match self.groups.len() {
-                1 => all,
-                _ => Middle::of(&mut self.scratch),
+            let peers = match single {
+                true => all,
+                false => Pool::of(members, &mut self.values, &mut self.scratch),
             };
             for member in members {
                 let itself = usize::from(member.is_known());
-                let enough = peers.count >= MIN_PEERS + itself;
-                let pool = if enough { &peers } else { &all };
-                let others = pool.count - itself;
-                member.others = others as u32;
-                member.reference = match (others, itself) {
-                    (0, _) => 0.0,
-                    (_, 1) => pool.median_without(member.excess),
-                    _ => pool.median(),
-                };
+                let pool = if peers.known.count >= MIN_PEERS + itself { &peers } else { &all };
+                member.others = (pool.known.count - itself) as u32;
+                member.reference = pool.reference(member);
             }
         }
     }
@@ -205,5 +198,47 @@ impl Groups {
         let places = (group.from..group.to).filter(|place| *place != member);
         let values = places.map(|place| self.members[place].value);
         (others, spread(values, others, scratch))
+    }
+}
+
+/// Ranks that a reference is taken of: those that are known, and of them the healthy ones.
+#[derive(Clone, Copy)]
+struct Pool {
+    known: Middle,
+    healthy: Middle,
+}
+
+impl Pool {
+    /// Leaves the excesses of the healthy in `healthy`.
+    fn of(members: &[Member], healthy: &mut Vec<f64>, scratch: &mut Vec<f64>) -> Pool {
+        let known = || members.iter().filter(|member| member.is_known());
+        healthy.clear();
+        healthy.extend(known().filter(|member| !member.proven).map(|member| member.excess));
+        let middle = Middle::of(healthy);
+        if known().count() == middle.count {
+            return Pool { known: middle, healthy: middle };
+        }
+        scratch.clear();
+        scratch.extend(known().map(|member| member.excess));
+        Pool { known: Middle::of(scratch), healthy: middle }
+    }
+
+    /// Median of the healthy others' excess, of all others' where there is no healthy one.
+    fn reference(&self, member: &Member) -> f64 {
+        let among = member.is_known() && !member.proven;
+        if self.healthy.count > usize::from(among) {
+            return match among {
+                true => self.healthy.median_without(member.excess),
+                false => self.healthy.median(),
+            };
+        }
+        let itself = member.is_known();
+        if self.known.count > usize::from(itself) {
+            return match itself {
+                true => self.known.median_without(member.excess),
+                false => self.known.median(),
+            };
+        }
+        0.0
     }
 }

@@ -6,7 +6,7 @@ use super::case::Case;
 use super::compare::{compare, Comparisons};
 use super::estimate::{scan_limit, Middle};
 use super::groups::{key, Groups, MIN_PEERS};
-use super::rank::{Context, Entry, RankScore};
+use super::rank::{Context, Entry, RankScore, LEVEL_ODDS};
 use super::series::{pool, Widths};
 use super::whole::{Whole, WholeScore};
 use super::{Abstention, Config, Kind, State, Update};
@@ -48,8 +48,8 @@ struct Work {
     slots: Vec<u32>,
     values: Vec<f64>,
     widths: Widths,
-    /// Number of ranks, and the limit for it.
-    limit: (usize, f64),
+    /// Number of ranks, the limit for it, and that of a rank above its peers.
+    limit: (usize, f64, f64),
 }
 
 impl JobScore {
@@ -72,7 +72,9 @@ impl JobScore {
         self.look_back(rows, &mut work.groups, update);
         let ranks = work.groups.members.len().max(1);
         if work.limit.0 != ranks {
-            work.limit = (ranks, scan_limit(config.false_alarms_per_million, ranks));
+            let rate = config.false_alarms_per_million;
+            let with_level = scan_limit(rate * LEVEL_ODDS, ranks);
+            work.limit = (ranks, scan_limit(rate, ranks), with_level);
         }
         self.judge_ranks(rows, &mut work, config, next_id, update);
         self.judge_job(rows, &mut work, config, next_id);
@@ -123,6 +125,7 @@ impl JobScore {
                 self.ranks[member.slot as usize].renew(&mut update.findings);
             }
             member.excess = member.value - entry.usual;
+            member.proven = entry.proven;
         }
         groups.set_references();
     }
@@ -147,6 +150,8 @@ impl JobScore {
                 recent: &self.recent,
                 least,
                 limit: work.limit.1,
+                limit_with_level: work.limit.2,
+                alone: groups.members.len() == 1,
                 noise,
                 long_run: noise.long_run(),
                 slowest: groups.slowest.get(&group.key.0).copied().unwrap_or_default(),

@@ -14,6 +14,15 @@ const SHORTEST: usize = 2;
 /// After so many slow windows of the last 32, a lasting run has to be so long.
 const OFTEN: u32 = 3;
 const OFTEN_RUN: usize = 4;
+/// Share of a slow rank's run that is slow.
+const MOST: f64 = 0.51;
+/// A share of the unnatural level, and how much rarer than that a natural one is: while the past
+/// is short, a rank so far above its peers has the limit of a rate so much higher.
+const LEVEL_SHARE: f64 = 0.7;
+pub(super) const LEVEL_ODDS: f64 = 1000.0;
+/// Deviations below the usual that a window counts at most: when others slow down together, a
+/// healthy rank looks faster for a while, and must not look slow afterwards.
+const FASTER: f64 = 3.0;
 /// Deviations up to which the standard error that a window states of itself is not looked at.
 const TRUSTED: f64 = 1.5;
 /// Deviations, size (ln) and past that make one window a slow one.
@@ -39,8 +48,9 @@ pub(super) struct Entry {
     /// What is usual: center of the series, or what was before a proven run; NaN without a past.
     pub usual: f64,
     pub spread: Spread,
-    /// Whether there is a finding.
+    /// Whether there is a finding, and whether the rank is confirmed to be slow.
     pub open: bool,
+    pub proven: bool,
 }
 
 /// Everything else that is kept of one rank.
@@ -67,7 +77,8 @@ impl Entry {
         let same = self.key == key && self.world_size == row.world_size;
         let anew = !same || row.first_step < self.last_step;
         if anew {
-            (self.usual, self.spread, self.open) = (f64::NAN, Spread::default(), false);
+            (self.usual, self.spread) = (f64::NAN, Spread::default());
+            (self.open, self.proven) = (false, false);
         }
         (self.key, self.world_size, self.last_step) = (key, row.world_size, row.last_step);
         anew
@@ -95,6 +106,9 @@ pub(super) struct Context<'a> {
     pub recent: &'a [(u64, u64)],
     pub least: f64,
     pub limit: f64,
+    pub limit_with_level: f64,
+    /// It is the only rank.
+    pub alone: bool,
     pub noise: Noise,
     pub long_run: f64,
     pub slowest: (f64, f64),
@@ -117,6 +131,10 @@ impl RankScore {
             farewells.extend(case.finding.map(|f| Finding { state: State::Cleared, ..f }));
         }
         *self = RankScore::default();
+    }
+
+    pub fn is_proven(&self) -> bool {
+        self.case.as_ref().is_some_and(|case| case.is_proven())
     }
 
     /// What is usual for the rank (ln); NaN without a past.
@@ -155,6 +173,7 @@ impl RankScore {
         let reason = self.weigh_window(&mut entry.spread, member, row, level, context, widths, next_id);
         entry.usual = self.usual();
         entry.open = self.case.is_some() || self.sometimes.is_some();
+        entry.proven = self.is_proven();
         reason
     }
 
@@ -200,8 +219,8 @@ impl RankScore {
             return None;
         }
         let excess = (member.excess - member.reference) * trust;
-        if trust < 1.0 && member.is_known() {
-            value = self.series.center() + excess;
+        if member.is_known() {
+            value = self.series.center() + excess.max(-FASTER * deviation);
         }
         let high = member.is_known() && is_high(&self.series, excess, deviation, least);
         self.high = self.high << 1 | u32::from(high);
@@ -209,8 +228,12 @@ impl RankScore {
         self.present |= 1;
         let mut change = Change::none(Evidence::Open);
         if member.others > 0 {
-            let (limit, long_run, shortest) = (context.limit, context.long_run, SHORTEST);
-            let test = Test { deviation, degrees, long_run, limit, least, shortest };
+            let unnatural = beside.limit > 0.0
+                && beside.level >= LEVEL_SHARE * beside.limit
+                && self.series.count() <= RUN;
+            let limit = if unnatural { context.limit_with_level } else { context.limit };
+            let (long_run, shortest, share) = (context.long_run, SHORTEST, MOST);
+            let test = Test { deviation, degrees, long_run, limit, least, shortest, share };
             change = scan(&self.series, &test, widths);
         }
         let (evidence, since, by_level) = self.weigh(&change, member, beside, least, context);
@@ -229,7 +252,7 @@ impl RankScore {
                 Some(straggler(case, member, row, context, beside, change.shift, error));
         }
         self.judge_sometimes(high, excess, row, context, error, next_id);
-        if member.others == 0 {
+        if context.alone {
             return Some(reason::ALONE);
         }
         let learning = self.series.count() <= LEAST_PAST && evidence < Evidence::Weak;
@@ -292,7 +315,7 @@ impl RankScore {
         next_id: &mut u64,
     ) {
         let slow = self.high.count_ones();
-        let lasting = self.case.as_ref().is_some_and(|case| case.is_proven());
+        let lasting = self.is_proven();
         if self.sometimes.is_none() && high && !lasting && (SOMETIMES..=ALWAYS).contains(&slow) {
             let first = (u32::BITS - self.high.leading_zeros()) as usize;
             let since = since(self.present, first, context.recent);

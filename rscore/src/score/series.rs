@@ -237,8 +237,9 @@ pub(super) struct Test {
     pub limit: f64,
     /// Least shift that matters (ln).
     pub least: f64,
-    /// Least run that proves anything.
+    /// Least run that proves anything, and the share of its windows that is slow at least.
     pub shortest: usize,
+    pub share: f64,
 }
 
 /// Sums of the newest 1, 2, ... values. Four by four: as one chain, each would wait for the last.
@@ -294,7 +295,8 @@ pub(super) fn scan(series: &Series, test: &Test, widths: &mut Widths) -> Change 
         let windows = proof_windows();
         let (before, shift) = sizes(windows);
         let run = &series.values[..windows];
-        if shift >= test.least && is_slow_throughout(run, sums[windows - 1], before, shift, limit) {
+        let (rest, slow) = slow_throughout(run, sums[windows - 1], before, shift);
+        if shift >= test.least && rest >= REST * limit && slow >= test.share {
             let (evidence, deviate) = (Evidence::Strong, proof / long_run);
             return Change { evidence, windows, before, shift, deviate };
         }
@@ -312,15 +314,16 @@ pub(super) fn scan(series: &Series, test: &Test, widths: &mut Widths) -> Change 
     Change { evidence, windows, before, shift, deviate }
 }
 
-/// No single window makes a case, and most of the run's windows are slow.
-fn is_slow_throughout(run: &[f32], total: f64, before: f64, shift: f64, limit: f64) -> bool {
+/// (Deviate of a run without its largest window: no single one makes a case; share of its windows
+/// above half of the shift.)
+fn slow_throughout(run: &[f32], total: f64, before: f64, shift: f64) -> (f64, f64) {
     let others = run.len() as f64 - 1.0;
     let (mut largest, mut slow) = (f64::from(run[0]), 0);
     for value in run {
         let value = f64::from(*value);
         largest = largest.max(value);
-        slow += usize::from(value - before > shift / 2.0);
+        slow += u32::from(value - before > shift / 2.0);
     }
     let rest = (total - largest - others * before) / others.sqrt();
-    rest >= REST * limit && 2 * slow > run.len()
+    (rest, f64::from(slow) / run.len() as f64)
 }

@@ -242,6 +242,7 @@ fn pass_rank(
     pass_case(pass, &mut rank.sometimes)?;
     entry.usual = rank.usual();
     entry.open = rank.case.is_some() || rank.sometimes.is_some();
+    entry.proven = rank.is_proven();
     Ok(())
 }
 

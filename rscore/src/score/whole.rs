@@ -9,7 +9,7 @@ use crate::window::RankWindow;
 /// Noise of a window below which none is believed (ln).
 const FLOOR: f64 = 0.004;
 /// Least run of a slow job: bursts hit everybody at once.
-const SHORTEST: usize = 4;
+const SHORTEST: usize = 5;
 
 /// What is seen of the whole job.
 #[derive(Debug, Default)]
@@ -70,6 +70,7 @@ impl WholeScore {
             limit: whole.limit,
             least: whole.least.max((1.0 + config.min_slowdown).ln()),
             shortest: SHORTEST,
+            share: 1.0,
         };
         let change = scan(series, &test, widths);
         let doubtful = whole.doubtful && change.evidence >= Evidence::Weak;
