@@ -55,6 +55,7 @@ def healthy_models() -> list[tuple[str, Scenario]]:
     ]
     for ranks in (2, 3, 4, 8, 1024, 16_384):
         models.append((f"Gaussian, {ranks:,} ranks", model("gaussian", ranks)))
+    models.append(("AR(1) 0.7 between windows, 4 ranks", model("ar1-windows", 4)))
     for ranks in (2, 4, 8):
         name = f"Student-t, bursts and drift, {ranks} ranks"
         models.append((name, model("student3", ranks, bursts=0.1, drift=0.003)))

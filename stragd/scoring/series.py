@@ -19,6 +19,8 @@ DIFFERENCES = 1.5
 ALIKE, ALIKE_RANKS = 60.0, 4.0
 """Degrees of freedom that machines of a kind share before anything was learnt of how alike their
 noise is, and how many ranks that is worth."""
+UNCORRELATED = 20.0
+"""Differences that speak for no correlation before anything was learnt."""
 MARGIN = 0.2
 """Standard errors by which a correlation is believed to be larger than its estimate."""
 LEAST_PAST = 3
@@ -104,9 +106,12 @@ class Spread:
         error = value - last
         self.near = self.near * NOISE_KEEP + min(error * error, most) / 2.0
         self.near_weight = self.near_weight * NOISE_KEEP + 1.0
-        if second is not None:
-            error = value - second
-            self.far = self.far * NOISE_KEEP + min(error * error, most) / 2.0
+        if second is None:
+            return
+        # A jump is in two of these and in one of the others, and would look like correlation.
+        error = value - second
+        if error * error < most:
+            self.far = self.far * NOISE_KEEP + error * error / 2.0
             self.far_weight = self.far_weight * NOISE_KEEP + 1.0
 
     def ratio(self, noise: Noise) -> float:
@@ -139,6 +144,7 @@ def pool(members: Sequence[Spread], floor: float) -> Noise:
     correlation = 0.0
     if far_weight > 0.0:
         correlation = min(max(far / far_weight / differences - 1.0, 0.0), 0.9)
+        correlation *= far_weight / (far_weight + UNCORRELATED)
     variance = max(differences / (1.0 - correlation), floor * floor)
     degrees = near_weight / DIFFERENCES
     believed = min(correlation + MARGIN / math.sqrt(degrees), 0.9)

@@ -15,6 +15,8 @@ const DIFFERENCES: f64 = 1.5;
 /// noise is, and how many ranks that is worth.
 const ALIKE: f64 = 60.0;
 const ALIKE_RANKS: f64 = 4.0;
+/// Differences that speak for no correlation before anything was learnt.
+const UNCORRELATED: f64 = 20.0;
 /// Standard errors by which a correlation is believed to be larger than its estimate.
 const MARGIN: f64 = 0.2;
 /// Windows before a run, at least.
@@ -123,9 +125,11 @@ impl Spread {
         let error = value - last;
         self.near = self.near * NOISE_KEEP + (error * error).min(most) / 2.0;
         self.near_weight = self.near_weight * NOISE_KEEP + 1.0;
-        if let Some(second) = second {
-            let error = value - second;
-            self.far = self.far * NOISE_KEEP + (error * error).min(most) / 2.0;
+        let Some(second) = second else { return };
+        // A jump is in two of these and in one of the others, and would look like correlation.
+        let error = value - second;
+        if error * error < most {
+            self.far = self.far * NOISE_KEEP + error * error / 2.0;
             self.far_weight = self.far_weight * NOISE_KEEP + 1.0;
         }
     }
@@ -162,6 +166,7 @@ pub(super) fn pool<'a>(members: impl Iterator<Item = &'a Spread> + Clone, floor:
     let mut correlation = 0.0;
     if far_weight > 0.0 {
         correlation = (far / far_weight / differences - 1.0).max(0.0).min(0.9);
+        correlation *= far_weight / (far_weight + UNCORRELATED);
     }
     let variance = (differences / (1.0 - correlation)).max(floor * floor);
     let degrees = near_weight / DIFFERENCES;
