@@ -38,10 +38,7 @@ fn rows_to_array<'py>(
 
 /// Calls `take` with the rows of an array. They are numpy's own memory, which nobody else changes
 /// meanwhile: `take` holds the GIL.
-fn with_rows<T>(
-    windows: &Bound<'_, PyAny>,
-    take: impl FnOnce(&[RankWindow]) -> T,
-) -> PyResult<T> {
+fn with_rows<T>(windows: &Bound<'_, PyAny>, take: impl FnOnce(&[RankWindow]) -> T) -> PyResult<T> {
     let itemsize: usize = windows.getattr("dtype")?.getattr("itemsize")?.extract()?;
     if itemsize != ROW {
         return Err(PyValueError::new_err(format!(

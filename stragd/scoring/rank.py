@@ -43,7 +43,7 @@ MOST = 0.51
 FASTER = 3.0
 """Deviations below the usual that a window counts at most: when others slow down together, a
 healthy rank looks faster for a while, and must not look slow afterwards."""
-TRUSTED = 1.5
+TRUSTED = 1.25
 """Deviations up to which the standard error that a window states of itself is not looked at."""
 HIGH_SIGMAS, HIGH_LEAST, HIGH_PAST = 5.0, 0.03, 8
 SOMETIMES, ALWAYS, QUIET = 4, 16, 0xFFFF

@@ -19,7 +19,9 @@ DIFFERENCES = 1.5
 ALIKE, ALIKE_RANKS = 60.0, 4.0
 """Degrees of freedom that machines of a kind share before anything was learnt of how alike their
 noise is, and how many ranks that is worth."""
-UNCORRELATED = 20.0
+JUMP = 40.0
+"""Twice the squared standard deviations of a difference (4.5) that is no noise."""
+UNCORRELATED = 10.0
 """Differences that speak for no correlation before anything was learnt."""
 MARGIN = 0.2
 """Standard errors by which a correlation is believed to be larger than its estimate."""
@@ -109,8 +111,9 @@ class Spread:
         if second is None:
             return
         # A jump is in two of these and in one of the others, and would look like correlation.
-        error = value - second
-        if error * error < most:
+        jump = JUMP * max(noise.differences, own)
+        if error * error < jump and (last - second) * (last - second) < jump:
+            error = value - second
             self.far = self.far * NOISE_KEEP + error * error / 2.0
             self.far_weight = self.far_weight * NOISE_KEEP + 1.0
 
@@ -132,19 +135,20 @@ class Spread:
 
 def pool(members: Sequence[Spread], floor: float) -> Noise:
     """Noise of a group, from its members in the order of their ranks."""
-    near, near_weight = PRIOR_WEIGHT * NOISE_PRIOR * NOISE_PRIOR, PRIOR_WEIGHT
-    far, far_weight = 0.0, 0.0
+    near, near_weight, far, far_weight = 0.0, 0.0, 0.0, 0.0
     for one in members:
         near += one.near
         near_weight += one.near_weight
         far += one.far
         far_weight += one.far_weight
-    differences = max(near / near_weight, 1e-12)
     # An AR(1) has lag-1 differences of (1 - rho) and lag-2 ones of (1 - rho^2) variances.
     correlation = 0.0
-    if far_weight > 0.0:
-        correlation = min(max(far / far_weight / differences - 1.0, 0.0), 0.9)
+    if far_weight > 0.0 and near > 0.0:
+        correlation = min(max(far / far_weight / (near / near_weight) - 1.0, 0.0), 0.9)
         correlation *= far_weight / (far_weight + UNCORRELATED)
+    near += PRIOR_WEIGHT * NOISE_PRIOR * NOISE_PRIOR
+    near_weight += PRIOR_WEIGHT
+    differences = max(near / near_weight, 1e-12)
     variance = max(differences / (1.0 - correlation), floor * floor)
     degrees = near_weight / DIFFERENCES
     believed = min(correlation + MARGIN / math.sqrt(degrees), 0.9)

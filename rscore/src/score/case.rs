@@ -142,7 +142,11 @@ mod tests {
         suspect(&mut slot, Evidence::Calm, 0, (0, 0), &config, &mut id);
         assert_eq!(slot, None);
         suspect(&mut slot, Evidence::Strong, 1, (1, 0), &config, &mut id);
-        assert_eq!(slot.as_ref().map(|c| c.state), Some(State::Suspect), "one window proves nothing");
+        assert_eq!(
+            slot.as_ref().map(|c| c.state),
+            Some(State::Suspect),
+            "one window proves nothing"
+        );
         suspect(&mut slot, Evidence::Strong, 2, (1, 0), &config, &mut id);
         let case = slot.as_mut().expect("a case");
         assert!(case.is_proven());

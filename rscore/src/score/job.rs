@@ -192,8 +192,7 @@ impl JobScore {
             return;
         }
         let quarter = (count - 1) / 4;
-        let (_, value, _) =
-            groups.everybody.select_nth_unstable_by(quarter, f64::total_cmp);
+        let (_, value, _) = groups.everybody.select_nth_unstable_by(quarter, f64::total_cmp);
         let value = *value;
         let row = &rows[groups.members[0].row as usize];
         let whole = Whole {

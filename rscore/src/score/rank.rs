@@ -24,7 +24,7 @@ pub(super) const LEVEL_ODDS: f64 = 1000.0;
 /// healthy rank looks faster for a while, and must not look slow afterwards.
 const FASTER: f64 = 3.0;
 /// Deviations up to which the standard error that a window states of itself is not looked at.
-const TRUSTED: f64 = 1.5;
+const TRUSTED: f64 = 1.25;
 /// Deviations, size (ln) and past that make one window a slow one.
 const HIGH_SIGMAS: f64 = 5.0;
 const HIGH_LEAST: f64 = 0.03;
@@ -170,7 +170,8 @@ impl RankScore {
         next_id: &mut u64,
     ) -> Option<&'static str> {
         self.catch_up(&mut entry.behind);
-        let reason = self.weigh_window(&mut entry.spread, member, row, level, context, widths, next_id);
+        let reason =
+            self.weigh_window(&mut entry.spread, member, row, level, context, widths, next_id);
         entry.usual = self.usual();
         entry.open = self.case.is_some() || self.sometimes.is_some();
         entry.proven = self.is_proven();
@@ -211,8 +212,7 @@ impl RankScore {
         if let Some(case) = self.case.as_mut().filter(|case| case.is_proven()) {
             let difference = value - case.base;
             case.follow(difference * trust, deviation * context.long_run, beside.limit, config);
-            case.finding =
-                Some(straggler(case, member, row, context, beside, difference, error));
+            case.finding = Some(straggler(case, member, row, context, beside, difference, error));
             if case.state == State::Cleared && case.level {
                 (self.series, self.present, *spread) = (Series::default(), 0, Spread::default());
             }
@@ -248,8 +248,7 @@ impl RankScore {
                 (change.shift, change.deviate) = (beside.level, beside.level / beside.spread);
             }
             case.deviate = case.deviate.max(change.deviate);
-            case.finding =
-                Some(straggler(case, member, row, context, beside, change.shift, error));
+            case.finding = Some(straggler(case, member, row, context, beside, change.shift, error));
         }
         self.judge_sometimes(high, excess, row, context, error, next_id);
         if context.alone {
@@ -285,8 +284,8 @@ impl RankScore {
         // Slower than before and no slower than the peers: nobody waits for it.
         let harmless = context.peers >= MIN_PEERS && beside.level < least / 2.0;
         // Two cannot outvote each other: the one that differs from its own past has moved.
-        let unmoved = (member.others as usize) < MIN_PEERS
-            && member.value - self.past < change.shift / 2.0;
+        let unmoved =
+            (member.others as usize) < MIN_PEERS && member.value - self.past < change.shift / 2.0;
         if evidence >= Evidence::Weak && (harmless || unmoved) {
             evidence = Evidence::Open;
         }

@@ -15,8 +15,10 @@ const DIFFERENCES: f64 = 1.5;
 /// noise is, and how many ranks that is worth.
 const ALIKE: f64 = 60.0;
 const ALIKE_RANKS: f64 = 4.0;
+/// Twice the squared standard deviations of a difference (4.5) that is no noise.
+const JUMP: f64 = 40.0;
 /// Differences that speak for no correlation before anything was learnt.
-const UNCORRELATED: f64 = 20.0;
+const UNCORRELATED: f64 = 10.0;
 /// Standard errors by which a correlation is believed to be larger than its estimate.
 const MARGIN: f64 = 0.2;
 /// Windows before a run, at least.
@@ -127,8 +129,9 @@ impl Spread {
         self.near_weight = self.near_weight * NOISE_KEEP + 1.0;
         let Some(second) = second else { return };
         // A jump is in two of these and in one of the others, and would look like correlation.
-        let error = value - second;
-        if error * error < most {
+        let jump = JUMP * noise.differences.max(own);
+        if error * error < jump && (last - second) * (last - second) < jump {
+            let error = value - second;
             self.far = self.far * NOISE_KEEP + error * error / 2.0;
             self.far_weight = self.far_weight * NOISE_KEEP + 1.0;
         }
@@ -153,21 +156,22 @@ impl Spread {
 
 /// Noise of a group, from its members in the order of their ranks.
 pub(super) fn pool<'a>(members: impl Iterator<Item = &'a Spread> + Clone, floor: f64) -> Noise {
-    let (mut near, mut near_weight) = (PRIOR_WEIGHT * NOISE_PRIOR * NOISE_PRIOR, PRIOR_WEIGHT);
-    let (mut far, mut far_weight) = (0.0, 0.0);
+    let (mut near, mut near_weight, mut far, mut far_weight) = (0.0, 0.0, 0.0, 0.0);
     for one in members.clone() {
         near += one.near;
         near_weight += one.near_weight;
         far += one.far;
         far_weight += one.far_weight;
     }
-    let differences = (near / near_weight).max(1e-12);
     // An AR(1) has lag-1 differences of (1 - rho) and lag-2 ones of (1 - rho^2) variances.
     let mut correlation = 0.0;
-    if far_weight > 0.0 {
-        correlation = (far / far_weight / differences - 1.0).max(0.0).min(0.9);
+    if far_weight > 0.0 && near > 0.0 {
+        correlation = (far / far_weight / (near / near_weight) - 1.0).max(0.0).min(0.9);
         correlation *= far_weight / (far_weight + UNCORRELATED);
     }
+    near += PRIOR_WEIGHT * NOISE_PRIOR * NOISE_PRIOR;
+    near_weight += PRIOR_WEIGHT;
+    let differences = (near / near_weight).max(1e-12);
     let variance = (differences / (1.0 - correlation)).max(floor * floor);
     let degrees = near_weight / DIFFERENCES;
     let believed = (correlation + MARGIN / degrees.sqrt()).min(0.9);

@@ -217,11 +217,7 @@ fn pass_job(pass: &mut impl Pass, job: &mut JobScore) -> Result<(), String> {
     Ok(())
 }
 
-fn pass_rank(
-    pass: &mut impl Pass,
-    entry: &mut Entry,
-    rank: &mut RankScore,
-) -> Result<(), String> {
+fn pass_rank(pass: &mut impl Pass, entry: &mut Entry, rank: &mut RankScore) -> Result<(), String> {
     rank.catch_up(&mut entry.behind);
     pass.u32(&mut entry.rank)?;
     pass.u64(&mut entry.key.0)?;

@@ -41,13 +41,7 @@ impl WholeScore {
     }
 
     /// One window; `value` is a logarithm.
-    pub fn judge(
-        &mut self,
-        value: f64,
-        whole: &Whole<'_>,
-        widths: &mut Widths,
-        next_id: &mut u64,
-    ) {
+    pub fn judge(&mut self, value: f64, whole: &Whole<'_>, widths: &mut Widths, next_id: &mut u64) {
         let (config, series) = (whole.config, &mut self.series);
         let noise = pool(std::iter::once(&self.spread), FLOOR);
         let (deviation, degrees) = self.spread.deviation(&noise);
@@ -95,8 +89,7 @@ impl WholeScore {
         let noise = pool(std::iter::once(&self.spread), FLOOR);
         let (deviation, _) = self.spread.deviation(&noise);
         let before = own * (-difference).exp();
-        let shown =
-            finding(case, whole.kind, whole.row, difference, own, before, deviation, 1.0);
+        let shown = finding(case, whole.kind, whole.row, difference, own, before, deviation, 1.0);
         case.finding = Some(Finding { basis: Basis::History, ..shown });
     }
 }
