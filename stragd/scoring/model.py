@@ -30,6 +30,8 @@ STEPS_DISAGREE = "steps of the ranks disagree"
 
 MAX_WORLD = 1 << 20
 """Most ranks of one job."""
+LEAST_SHARE, LONGEST = 1e-12, 1e200
+"""Least own time over wall, and longest wall, whose logarithms can be computed with."""
 
 
 class Row(NamedTuple):
@@ -129,13 +131,19 @@ def plausible(row: Row) -> bool:
 
     times = bool(row.flags & OWN_UNKNOWN) or (
         positive(row.own)
-        and row.own <= row.wall * 1.001
+        and row.wall * LEAST_SHARE <= row.own <= row.wall * 1.001
         and not_negative(row.wait)
         and not_negative(row.comm)
         and (math.isnan(row.own_se) or not_negative(row.own_se))
     )
     steps = bool(row.flags & STEPS_NOT_INFERRED) or row.steps > 0
-    return times and steps and row.rank < row.world_size <= MAX_WORLD and positive(row.wall)
+    return (
+        times
+        and steps
+        and row.rank < row.world_size <= MAX_WORLD
+        and positive(row.wall)
+        and row.wall <= LONGEST
+    )
 
 
 def accept(rows: list[Row], last: int | None) -> list[Row]:

@@ -81,7 +81,7 @@ impl Case {
             self.shift += (value - self.shift) / f64::from(self.windows);
         }
         let term = (least / deviation) * ((middle - value) / deviation);
-        self.recovery = (self.recovery + term.max(-CLIP).min(CLIP)).max(0.0);
+        self.recovery = (self.recovery + term.clamp(-CLIP, CLIP)).max(0.0);
         if self.recovery == 0.0 {
             self.quiet = 0;
             self.state = State::Confirmed;

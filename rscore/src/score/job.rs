@@ -6,7 +6,7 @@ use super::case::Case;
 use super::compare::{compare, Comparisons};
 use super::estimate::{scan_limit, Middle};
 use super::groups::{key, Groups, MIN_PEERS};
-use super::rank::{Context, Entry, RankScore, LEVEL_ODDS};
+use super::rank::{self, Context, Entry, RankScore, LEVEL_ODDS};
 use super::series::{pool, Widths};
 use super::whole::{Whole, WholeScore};
 use super::{Abstention, Config, Kind, State, Update};
@@ -163,8 +163,8 @@ impl JobScore {
                     .then(|| groups.level(group, group.from + place, &mut work.values));
                 let entry = &mut self.entries[member.slot as usize];
                 let rank = &mut self.ranks[member.slot as usize];
-                let widths = &mut work.widths;
-                let reason = rank.judge(entry, member, row, level, &context, widths, next_id);
+                let changes = &mut rank::Work { widths: &mut work.widths, next_id };
+                let reason = rank.judge(entry, member, row, level, &context, changes);
                 if let Some(reason) = reason {
                     let (job, rank, window) = (row.job, row.rank, row.window);
                     update.abstentions.push(Abstention { job, rank, window, reason });

@@ -115,6 +115,12 @@ pub(super) struct Context<'a> {
     pub peers: usize,
 }
 
+/// What judging a rank changes beside the rank.
+pub(super) struct Work<'a> {
+    pub widths: &'a mut Widths,
+    pub next_id: &'a mut u64,
+}
+
 /// A rank beside its peers; no more than zeros where they are too few.
 #[derive(Clone, Copy)]
 struct Beside {
@@ -166,19 +172,16 @@ impl RankScore {
         row: &RankWindow,
         level: Option<(f64, f64)>,
         context: &Context<'_>,
-        widths: &mut Widths,
-        next_id: &mut u64,
+        work: &mut Work<'_>,
     ) -> Option<&'static str> {
         self.catch_up(&mut entry.behind);
-        let reason =
-            self.weigh_window(&mut entry.spread, member, row, level, context, widths, next_id);
+        let reason = self.weigh_window(&mut entry.spread, member, row, level, context, work);
         entry.usual = self.usual();
         entry.open = self.case.is_some() || self.sometimes.is_some();
         entry.proven = self.is_proven();
         reason
     }
 
-    #[allow(clippy::too_many_arguments)]
     fn weigh_window(
         &mut self,
         spread: &mut Spread,
@@ -186,8 +189,7 @@ impl RankScore {
         row: &RankWindow,
         level: Option<(f64, f64)>,
         context: &Context<'_>,
-        widths: &mut Widths,
-        next_id: &mut u64,
+        work: &mut Work<'_>,
     ) -> Option<&'static str> {
         let config = context.config;
         let stated = if row.own_se.is_nan() { 0.0 } else { row.own_se / row.own };
@@ -234,11 +236,11 @@ impl RankScore {
             let limit = if unnatural { context.limit_with_level } else { context.limit };
             let (long_run, shortest, share) = (context.long_run, SHORTEST, MOST);
             let test = Test { deviation, degrees, long_run, limit, least, shortest, share };
-            change = scan(&self.series, &test, widths);
+            change = scan(&self.series, &test, work.widths);
         }
         let (evidence, since, by_level) = self.weigh(&change, member, beside, least, context);
         self.learn_past(member.value, config.history_windows);
-        suspect(&mut self.case, evidence, row.window, since, config, next_id);
+        suspect(&mut self.case, evidence, row.window, since, config, work.next_id);
         if let Some(case) = &mut self.case {
             if case.is_proven() {
                 self.high = 0;
@@ -250,7 +252,7 @@ impl RankScore {
             case.deviate = case.deviate.max(change.deviate);
             case.finding = Some(straggler(case, member, row, context, beside, change.shift, error));
         }
-        self.judge_sometimes(high, excess, row, context, error, next_id);
+        self.judge_sometimes(high, excess, row, context, error, work.next_id);
         if context.alone {
             return Some(reason::ALONE);
         }
@@ -434,7 +436,7 @@ pub(super) fn finding(
         cost_ns: known(cost),
         cost_low_ns: known((cost - error).max(0.0)),
         cost_high_ns: known(cost + error),
-        cost_fraction: (cost / row.wall).max(0.0).min(1.0),
+        cost_fraction: (cost / row.wall).clamp(0.0, 1.0),
         confidence: confidence(case.deviate),
         basis: Basis::Peers,
         own_ns: own,

@@ -4,6 +4,9 @@ use crate::window::{flag, RankWindow};
 
 /// Most ranks of one job.
 pub(super) const MAX_WORLD: u32 = 1 << 20;
+/// Least own time over wall, and longest wall, whose logarithms can be computed with.
+const LEAST_SHARE: f64 = 1e-12;
+const LONGEST: f64 = 1e200;
 
 /// Puts the places of the rows that may be scored into `accepted`, one of each rank, by rank: those
 /// of the window that most of the plausible rows name. `last` is the job's last scored window;
@@ -41,11 +44,12 @@ fn plausible(row: &RankWindow) -> bool {
     let own_known = row.flags & flag::OWN_UNKNOWN == 0;
     let times = !own_known
         || positive(row.own)
+            && row.own >= row.wall * LEAST_SHARE
             && row.own <= row.wall * 1.001
             && not_negative(row.wait)
             && not_negative(row.comm)
             && (row.own_se.is_nan() || not_negative(row.own_se));
     let steps = row.flags & flag::STEPS_NOT_INFERRED != 0 || row.steps > 0;
     let rank = row.rank < row.world_size && row.world_size <= MAX_WORLD;
-    times && steps && rank && positive(row.wall)
+    times && steps && rank && positive(row.wall) && row.wall <= LONGEST
 }

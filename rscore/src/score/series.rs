@@ -166,7 +166,7 @@ pub(super) fn pool<'a>(members: impl Iterator<Item = &'a Spread> + Clone, floor:
     // An AR(1) has lag-1 differences of (1 - rho) and lag-2 ones of (1 - rho^2) variances.
     let mut correlation = 0.0;
     if far_weight > 0.0 && near > 0.0 {
-        correlation = (far / far_weight / (near / near_weight) - 1.0).max(0.0).min(0.9);
+        correlation = (far / far_weight / (near / near_weight) - 1.0).clamp(0.0, 0.9);
         correlation *= far_weight / (far_weight + UNCORRELATED);
     }
     near += PRIOR_WEIGHT * NOISE_PRIOR * NOISE_PRIOR;
@@ -194,7 +194,7 @@ fn likeness<'a>(members: impl Iterator<Item = &'a Spread>, differences: f64) -> 
     let differ = squares / count - mean * mean;
     let extra = (differ - 2.0 * DIFFERENCES / f64::max(weight / count, 1.0)).max(0.0);
     let between = (ALIKE_RANKS * (2.0 / ALIKE) + count * extra) / (ALIKE_RANKS + count);
-    (2.0 / between).max(8.0).min(1000.0)
+    (2.0 / between).clamp(8.0, 1000.0)
 }
 
 /// What the scan of one series says: the newest `windows` are slower by `shift` (ln) than `before`
