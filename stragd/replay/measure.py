@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stragd._rscore import Scorer
 from stragd.replay.simulate import Scenario, simulate
@@ -45,10 +46,10 @@ def silence(scenario: Scenario, wanted: int) -> Told:
 class Seen:
     """Delays of the slow ranks (infinite where never named) and who else was named."""
 
-    delays: np.ndarray
+    delays: NDArray[np.float64]
     others: int
     flaps: int = 0
-    clear: np.ndarray | None = None
+    clear: NDArray[np.float64] | None = None
 
 
 def power(scenario: Scenario, begin: int, kind: str = "straggler") -> Seen:

@@ -163,9 +163,9 @@ def judge(rank: RankScore, member: Member, noise: Noise, context: Context) -> st
     since = rank.since(change.windows, context.recent)
     by_level = False
     if rank.gross > 0:
-        unnatural = STRONG if rank.gross > config.confirm_windows else WEAK
-        if evidence < unnatural:
-            evidence, since, by_level = unnatural, rank.gross_since, True
+        lasting = STRONG if rank.gross > config.confirm_windows else WEAK
+        if evidence < lasting:
+            evidence, since, by_level = lasting, rank.gross_since, True
     rank.learn_past(member.value, config.history_windows)
     rank.case = suspect(rank.case, evidence, row.window, since, config, context.next_id)
     if rank.case is not None and rank.case.proven():

@@ -302,6 +302,9 @@ impl RankScore {
                 return (unnatural, self.gross_since, true);
             }
         }
+        if evidence < Evidence::Weak {
+            return (evidence, context.recent[0], false);
+        }
         (evidence, since(self.present, change.windows, context.recent), false)
     }
 
