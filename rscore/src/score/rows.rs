@@ -3,25 +3,36 @@
 use crate::window::{flag, RankWindow};
 
 /// Most ranks of one job.
-const MAX_WORLD: u32 = 1 << 20;
+pub(super) const MAX_WORLD: u32 = 1 << 20;
 
-/// Copies the rows that can be true into `accepted`, sorted by rank; returns how many cannot.
-/// `last` is the job's last scored window.
-pub(super) fn accept(
-    rows: &[RankWindow],
-    last: Option<u64>,
-    accepted: &mut Vec<RankWindow>,
-) -> u64 {
+/// Puts the places of the rows that may be scored into `accepted`, one of each rank, by rank: those
+/// of the window that most of the plausible rows name. `last` is the job's last scored window;
+/// nothing up to it is accepted again.
+pub(super) fn accept(rows: &[RankWindow], last: Option<u64>, accepted: &mut Vec<u32>) {
     accepted.clear();
-    let later = |row: &&RankWindow| last.is_none_or(|last| row.window > last);
-    let Some(window) = rows.iter().filter(|r| plausible(r)).find(later).map(|row| row.window)
-    else {
-        return rows.len() as u64;
-    };
-    accepted.extend(rows.iter().filter(|row| plausible(row) && row.window == window));
-    accepted.sort_by_key(|row| row.rank);
-    accepted.dedup_by_key(|row| row.rank);
-    (rows.len() - accepted.len()) as u64
+    let good = |row: &RankWindow| plausible(row) && last.is_none_or(|last| row.window > last);
+    accepted.extend((0..rows.len() as u32).filter(|&place| good(&rows[place as usize])));
+    let row = |place: &u32| &rows[*place as usize];
+    let Some(first) = accepted.first().map(|place| row(place).window) else { return };
+    if accepted.iter().any(|place| row(place).window != first) {
+        let window = most_named(accepted.iter().map(|place| row(place).window).collect());
+        accepted.retain(|place| row(place).window == window);
+    }
+    // Stable: the first row of a rank counts.
+    accepted.sort_by_key(|place| row(place).rank);
+    accepted.dedup_by_key(|place| row(place).rank);
+}
+
+/// The number that occurs most often, the smallest of several.
+fn most_named(mut windows: Vec<u64>) -> u64 {
+    windows.sort_unstable();
+    let (mut best, mut most) = (0, 0);
+    for same in windows.chunk_by(|a, b| a == b) {
+        if same.len() > most {
+            (best, most) = (same[0], same.len());
+        }
+    }
+    best
 }
 
 fn plausible(row: &RankWindow) -> bool {
