@@ -16,9 +16,8 @@ const WITHIN: usize = 3;
 /// Of the rank's own work of a whole step.
 const SHARE: f64 = 0.05;
 
-/// At one false alarm per million windows the CUSUM alone takes four windows for 5 %.
 fn scorer() -> Scorer {
-    Scorer::new(Config { false_alarms_per_million: 100.0, ..Config::default() }).unwrap()
+    Scorer::new(Config::default()).unwrap()
 }
 
 /// One of `patterns`, by seed.
