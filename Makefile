@@ -5,7 +5,7 @@ PYTHON := .venv/bin/python
 # Real libraries that the tests attach to; tests/fetch_libraries.sh puts them there.
 include_libraries = set -a; . "$(STRAGD_CACHE)/environment"; set +a;
 
-.PHONY: help setup setup-tests demo test lint test-rust test-python bench format clean
+.PHONY: help setup setup-tests ncclring demo test lint test-rust test-python bench format clean
 
 help:
 	@echo "make demo    watch a real training job with one slow rank, and name it (root)"
@@ -19,6 +19,10 @@ setup:
 
 setup-tests:
 	@scripts/setup tests
+
+# The plugin for NCCL and RCCL: target/ncclring/libnccl-profiler-stragd.so.
+ncclring:
+	@$(MAKE) -s -C ncclring
 
 demo:
 	@[ "$$(id -u)" = 0 ] || { echo "demo: eBPF probes need root, and nothing was started." \

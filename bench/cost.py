@@ -1,11 +1,13 @@
 """What stragd costs: in the job per call, in the daemon per second.
 
-Method. Per call: one process calls a stub library's ncclAllReduce (an empty function that begins
-with `push`, as NCCL's own do) a million times in batches of 1,000; the median batch with probes
-off and on, in turn, in one process's life of the daemon (`stragctl probes off|on`).
-Daemon: eight processes make 500 calls a second each for 60 s; CPU time and RSS of the daemon from
-/proc, after 10 s of warm-up. Direct cost: probes per collective times cost per call at that rate,
-which is 5 collectives in a step of 10 ms.
+Method. Per call: one process calls a stub library's functions, which are empty and begin with
+`push` as the real ones do: NCCL's all-reduce (one probe), and gloo's all-reduce followed by the end
+of its work (a pair of probes, with an options object to read). Batches of 1,000 calls; the median
+batch of 300,000 calls without probes, with an empty BPF program in the same places (`empty_probe`:
+the kernel's own part of a hit) and with stragd's, in turn, nine times; medians of these, and their
+spread. Daemon: eight processes make 500 calls a second each for 60 s; CPU time and RSS of the
+daemon from /proc, after 10 s of warm-up. Direct cost: cost per collective at that rate, which is 5
+collectives in a step of 10 ms.
 """
 
 from __future__ import annotations
@@ -15,24 +17,30 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.harness import ROOT, Daemon, daemon, wait_for
 
-CALLS = 1_000_000
+CALLS = 300_000
+ROUNDS = 9
 RANKS = 8
 PER_SECOND = 500
 
 
 def build(directory: Path) -> tuple[Path, Path]:
     """Compile the load and the stub library: (program, library)."""
-    program, library = directory / "load", directory / "libnccl.so.2"
+    program = directory / "load"
     subprocess.run(["cc", "-O2", "-o", program, ROOT / "bench/load.c", "-ldl"], check=True)
-    subprocess.run(
-        ["cc", "-O0", "-shared", "-fPIC", "-o", library, ROOT / "tests/cstubs/stub.c"],
-        check=True,
-    )
-    return program, library
+    return program, compile_stub("stub.c", directory / "libnccl.so.2")
+
+
+def compile_stub(source: str, library: Path) -> Path:
+    """Compile a stub library of tests/cstubs."""
+    stub = ROOT / "tests/cstubs" / source
+    subprocess.run(["cc", "-O0", "-shared", "-fPIC", "-o", library, stub], check=True)
+    return library
 
 
 def cpu_seconds(pid: int) -> float:
@@ -66,35 +74,58 @@ def load(
     )
 
 
-def attached(watcher: Daemon) -> bool:
-    """Whether some library carries probes now."""
-    return any(item["state"] == "attached" for item in watcher.ask("doctor")["libraries"])
+def attached(watcher: Daemon, library: Path) -> bool:
+    """Whether the library carries probes now."""
+    known = watcher.ask("doctor")["libraries"]
+    return any((i["path"], i["state"]) == (str(library), "attached") for i in known)
 
 
-def per_call(watcher: Daemon, program: Path, library: Path) -> float:
-    """Added ns of one probed call."""
+def calls_ns(program: Path, mode: str, library: Path) -> float:
+    """Median ns of one call, or of one pair."""
+    done = subprocess.run(
+        [program, mode, library, str(CALLS)], capture_output=True, text=True, check=True
+    )
+    return float(done.stdout)
+
+
+@contextmanager
+def empty_probes(library: Path) -> Iterator[None]:
+    """The empty program in every place that stragd would probe."""
+    command = [ROOT / "target/release/examples/empty_probe", library]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        if holder.stdout.readline() != "ready\n":
+            raise RuntimeError("the empty program could not be attached")
+        yield
+        holder.communicate("\n")
+
+
+def per_call(watcher: Daemon, program: Path, library: Path, name: str, mode: str) -> float:
+    """Added ns of one probed call, or of one pair of probed calls."""
     # Somebody has to map the library while it is timed, or its link would be closed.
-    holder = load(program, library, 25, 600, 0, 1, "holder")
+    holder = subprocess.Popen([program, "hold", library, "600"])
+    figures: dict[str, list[float]] = {"off": [], "empty": [], "on": []}
     try:
-        wait_for("the stub to be probed", lambda: attached(watcher))
-        off, on = [], []
-        for _ in range(5):
-            for switch, figures in (("off", off), ("on", on)):
-                watcher.control("probes", switch)
-                done = subprocess.run(
-                    [program, "time", library, str(CALLS)],
-                    capture_output=True,
-                    text=True,
-                    check=True,
-                )
-                figures.append(float(done.stdout))
+        wait_for("the stub to be probed", lambda: attached(watcher, library))
+        for _ in range(ROUNDS):
+            watcher.control("probes", "off")
+            figures["off"].append(calls_ns(program, mode, library))
+            with empty_probes(library):
+                figures["empty"].append(calls_ns(program, mode, library))
+            watcher.control("probes", "on")
+            wait_for("the probes to be back", lambda: attached(watcher, library))
+            figures["on"].append(calls_ns(program, mode, library))
     finally:
         holder.kill()
         holder.wait()
-    added = statistics.median(on) - statistics.median(off)
-    print(f"call without probe {statistics.median(off):.0f} ns,", end=" ")
-    print(f"with {statistics.median(on):.0f} ns")
-    print(f"added per probe: {added:.0f} ns (median of 5 pairs of {CALLS:,} calls)")
+    without = statistics.median(figures["off"])
+    floor = statistics.median(figures["empty"]) - without
+    added = statistics.median(figures["on"]) - without
+    spread = f"{min(figures['on']) - without:.0f} to {max(figures['on']) - without:.0f}"
+    print(f"{name}: {added:.0f} ns added ({spread} in {ROUNDS} rounds);", end=" ")
+    print(f"trap {floor:.0f} ns, stragd's program {added - floor:.0f} ns")
     return added
 
 
@@ -114,15 +145,18 @@ def daemon_share(watcher: Daemon, program: Path, library: Path) -> None:
 
 
 def main() -> None:
+    subprocess.run(
+        ["cargo", "build", "--release", "--quiet", "--example", "empty_probe"], cwd=ROOT, check=True
+    )
     with tempfile.TemporaryDirectory(prefix="stragd-bench-") as directory, daemon() as watcher:
         program, library = build(Path(directory))
+        gloo = compile_stub("gloo_stub.c", Path(directory) / "libgloo.so")
         daemon_share(watcher, program, library)
-        added = per_call(watcher, program, library)
-        share = PER_SECOND * added * 1e-9
-        print(
-            f"direct cost at {PER_SECOND} collectives/s: NCCL (1 probe each) {share:.2%},", end=" "
-        )
-        print(f"gloo (4 probes each) {4 * share:.2%} of a rank's time")
+        nccl = per_call(watcher, program, library, "NCCL collective, one probe", "time")
+        pair = per_call(watcher, program, gloo, "gloo collective, two probes", "pair")
+        share = PER_SECOND * 1e-9
+        print(f"direct cost at {PER_SECOND} collectives/s: NCCL {share * nccl:.2%},", end=" ")
+        print(f"gloo {share * pair:.2%} of a rank's time")
 
 
 if __name__ == "__main__":

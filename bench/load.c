@@ -4,17 +4,21 @@
  *
  *   load rate LIBRARY CALLS_PER_SECOND SECONDS   steady calls, 25 to a step, for cost and soak
  *   load time LIBRARY CALLS                      prints the median ns of a call, batch by batch
+ *   load pair LIBRARY CALLS                      the same of a gloo all-reduce and its end
+ *   load hold LIBRARY SECONDS                    only maps it
  *
- * LIBRARY has NCCL's names (the stub of tests/cstubs or a real one: the calls are made with a
- * null-like communicator, so a real library returns an error at once). CPU only; what is measured
- * is the cost of being probed, not of communicating.
+ * LIBRARY has NCCL's names, for `pair` gloo's: stub.c and gloo_stub.c of tests/cstubs, or a real
+ * NCCL (the calls are made with a null-like communicator, so it returns an error at once). CPU
+ * only; what is measured is the cost of being probed, not of communicating.
  */
 #include <dlfcn.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 /* Calls of a step, each of another size, so that step inference has real work to do. */
 enum { STEP = 25 };
@@ -58,7 +62,46 @@ static int ascending(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-static void timed(all_reduce_fn call, void *comm, long calls)
+/* What the probes read of a gloo all-reduce: its options and the context behind them. */
+struct context {
+	int rank, size;
+};
+
+struct options {
+	struct context *context;
+	char before[72];
+	size_t elements, element_size;
+	char between[32];
+	unsigned int tag;
+};
+
+_Static_assert(offsetof(struct options, elements) == 80, "as gloo lays its options out");
+_Static_assert(offsetof(struct options, tag) == 128, "as gloo lays its options out");
+
+static void pair(void *library, int i)
+{
+	static void (*all_reduce)(const void *), (*finish)(void *);
+	static struct context context = {0, 2};
+	static struct options options = {.context = &context, .element_size = 4};
+
+	if (!all_reduce) {
+		*(void **)&all_reduce =
+		    dlsym(library, "_ZN4gloo9allreduceERKNS_16AllreduceOptionsE");
+		*(void **)&finish =
+		    dlsym(library, "_ZN4c10d16ProcessGroupGloo9AsyncWork14finishWorkGlooEv");
+		if (!all_reduce || !finish) {
+			fprintf(stderr, "load: the library has no gloo\n");
+			exit(1);
+		}
+	}
+	options.elements = 1000u + (size_t)i;
+	all_reduce(&options);
+	finish(NULL);
+	options.tag++;
+}
+
+/* `call` is absent where pairs are timed. */
+static void timed(all_reduce_fn call, void *library, void *comm, long calls)
 {
 	enum { BATCH = 1000 }; /* a whole number of steps */
 	const long batches = calls / BATCH;
@@ -69,8 +112,12 @@ static void timed(all_reduce_fn call, void *comm, long calls)
 	for (long b = 0; b < batches; b++) {
 		const uint64_t start = now_ns();
 
-		for (int i = 0; i < BATCH; i++)
-			call(NULL, NULL, 1000u + (size_t)(i % STEP), 7, 0, comm, NULL);
+		for (int i = 0; i < BATCH; i++) {
+			if (call)
+				call(NULL, NULL, 1000u + (size_t)(i % STEP), 7, 0, comm, NULL);
+			else
+				pair(library, i % STEP);
+		}
 		each[b] = (double)(now_ns() - start) / BATCH;
 	}
 	qsort(each, (size_t)batches, sizeof(*each), ascending);
@@ -85,14 +132,22 @@ int main(int argc, char **argv)
 	void *library;
 
 	if (argc < 4) {
-		fprintf(stderr,
-			"usage: load rate LIBRARY PER_SECOND SECONDS | load time LIBRARY N\n");
+		fprintf(stderr, "usage: load rate LIBRARY PER_SECOND SECONDS | load time|pair|hold "
+				"LIBRARY N\n");
 		return 2;
 	}
 	library = dlopen(argv[2], RTLD_NOW);
 	if (!library) {
 		fprintf(stderr, "load: %s\n", dlerror());
 		return 1;
+	}
+	if (!strcmp(argv[1], "pair")) {
+		timed(NULL, library, NULL, atol(argv[3]));
+		return 0;
+	}
+	if (!strcmp(argv[1], "hold")) {
+		sleep((unsigned int)atol(argv[3]));
+		return 0;
 	}
 	*(void **)&call = dlsym(library, "ncclAllReduce");
 	if (!call) {
@@ -102,7 +157,7 @@ int main(int argc, char **argv)
 	if (!strcmp(argv[1], "rate") && argc == 5)
 		at_rate(call, communicator, atof(argv[3]), atof(argv[4]));
 	else if (!strcmp(argv[1], "time"))
-		timed(call, communicator, atol(argv[3]));
+		timed(call, library, communicator, atol(argv[3]));
 	else
 		return 2;
 	return 0;

@@ -303,9 +303,10 @@ static __noinline int announce(__u64 out, __u64 comm, __u64 both, __u64 cookie)
 	return 0;
 }
 
-/* Follow the reads of a place; the last one leaves its bytes in `scratch` (16 bytes). */
+/* Follow the reads of a place; the last one leaves its bytes in `scratch`: 4, 8 or 16, which
+ * `mask`, less than its room, lets through. */
 static __always_inline __u64 follow(const struct stragd_place *place, __u64 value, __u64 *scratch,
-				    __u32 most, __u16 *flags)
+				    __u64 mask, __u16 *flags)
 {
 	__u32 depth = place->flags & STRAGD_PLACE_DEPTH;
 	__u32 bytes = place->width == 4 ? 4 : 8;
@@ -313,14 +314,13 @@ static __always_inline __u64 follow(const struct stragd_place *place, __u64 valu
 	if (place->flags & STRAGD_PLACE_PAIRED)
 		bytes *= 2;
 	for (__u32 i = 0; i < STRAGD_DEPTH_MAX; i++) {
-		__u32 size = i + 1 == depth ? bytes : 8;
+		__u64 size = i + 1 == depth ? bytes : 8;
 
 		if (i >= depth)
 			break;
 		/* Seen by the verifier, not by the compiler, which knows it to hold. */
 		asm volatile("" : "+r"(size));
-		if (size > most)
-			size = most;
+		size &= mask;
 		/* Clears the bytes when it fails. */
 		if (bpf_probe_read_user(scratch, size,
 					(void *)(value + (__s64)place->offsets[i]))) {
@@ -333,20 +333,21 @@ static __always_inline __u64 follow(const struct stragd_place *place, __u64 valu
 	return narrow(value, place->width, place->flags & STRAGD_PLACE_SIGNED);
 }
 
-/* The communicator's place, which is the first. */
-static __always_inline __u64 communicator(void *ctx, const struct stragd_site *site)
+/* The communicator's place, which is the first; 0 where it could not be read. */
+static __noinline __u64 communicator(void *ctx, const struct stragd_site *site)
 {
 	__u16 unused = 0;
-	__u64 scratch;
+	__u64 scratch[2];
 
 	if (!site)
 		return 0;
-	return follow(&site->places[0], base_register(ctx, site->places[0].base), &scratch, 8,
+	return follow(&site->places[0], base_register(ctx, site->places[0].base), scratch, 15,
 		      &unused);
 }
 
-/* Every field of the record that has a place. The record's first 16 bytes (time, tgid, tid)
- * are scratch until this is done. A failed read of user memory gives 0 and sets the flag. */
+/* Every field of the record that has a place, but for a communicator that is known already. The
+ * record's first 16 bytes (time, tgid, tid) are scratch until this is done. A failed read of user
+ * memory gives 0 and sets the flag. */
 static __noinline int decode(void *ctx, const struct stragd_site *site, struct stragd_event *event)
 {
 	const struct stragd_place *place;
@@ -356,17 +357,21 @@ static __noinline int decode(void *ctx, const struct stragd_site *site, struct s
 		return 0;
 	scratch = &event->time_ns;
 	fields = &event->count;
-	for (__u32 i = 0; i < STRAGD_FIELDS; i++) {
-		if (i >= site->places_used)
+	for (__u32 i = site->flags & STRAGD_SITE_USES ? 1 : 0;; i++) {
+		/* Compared in each round, as the verifier wants to see it. */
+		asm volatile("" : "+r"(i));
+		if (i >= STRAGD_FIELDS || i >= site->places_used)
 			break;
 		place = &site->places[i];
+		if (place->flags & STRAGD_PLACE_RARE && (event->peer & 127) >= 8)
+			continue;
 		if (place->base < STRAGD_BASE_FIELD)
 			value = base_register(ctx, place->base);
 		else if (place->base < STRAGD_BASE_SPARE)
 			value = fields[(place->base - STRAGD_BASE_FIELD) & 3];
 		else
 			value = place->width == 4 ? scratch[0] >> 32 : scratch[1];
-		value = follow(place, value, scratch, 16, &event->flags);
+		value = follow(place, value, scratch, 31, &event->flags);
 		if (place->field <= STRAGD_FIELD_AUX)
 			fields[place->field & 3] = value;
 		else if (place->field == STRAGD_FIELD_PEER)
@@ -383,17 +388,14 @@ static __noinline int decode(void *ctx, const struct stragd_site *site, struct s
 
 /* A use of a communicator: is this hit ours to deliver? That is known after one lookup. A
  * binding is announced first, so that who reads both rings sees it before the use. */
-static __noinline int admit(void *ctx, const struct stragd_site *site, __u64 cookie, __u64 both)
+static __noinline int admit(void *ctx, __u64 comm, __u64 cookie, __u64 both)
 {
-	struct key key = {.tgid = both >> 32};
+	struct key key = {.tgid = both >> 32, .word = comm};
 	__u32 slot = cookie & (OWNERS - 1);
 	struct comm *known;
 	__u64 owner;
 
-	if (!site)
-		return 0;
-	key.word = communicator(ctx, site);
-	if (!key.word)
+	if (!comm)
 		return owns(ctx, both >> 32, cookie >> 32);
 	READ_REGISTER(owner, ctx, REGISTER_IP);
 	owner = owner << 10 | cookie >> 32;
@@ -405,7 +407,7 @@ static __noinline int admit(void *ctx, const struct stragd_site *site, __u64 coo
 		return 0;
 	owner = bind(both >> 32, key.word, owner, slot);
 	if (owner)
-		announce(owner, key.word, both, cookie);
+		announce(owner, comm, both, cookie);
 	return 1;
 }
 
@@ -429,7 +431,7 @@ int collective(void *ctx)
 	__u32 small = both >> 32; /* first the key of `ignored`, then of `sites` */
 	struct stragd_event *event;
 	struct stragd_site *site;
-	__u64 value, now;
+	__u64 value = 0, now;
 
 	if (ignoring && bpf_map_lookup_elem(&ignored, &small)) {
 		count(&counters.ignored);
@@ -441,9 +443,13 @@ int collective(void *ctx)
 		count(&counters.bad_site);
 		return 0;
 	}
-	if (site->flags & STRAGD_SITE_USES ? !admit(ctx, site, cookie, both)
-					   : !owns(ctx, both >> 32, cookie >> 32))
+	if (site->flags & STRAGD_SITE_USES) {
+		value = communicator(ctx, site);
+		if (!admit(ctx, value, cookie, both))
+			return 0;
+	} else if (!owns(ctx, both >> 32, cookie >> 32)) {
 		return 0;
+	}
 
 	if (site->flags & STRAGD_SITE_LIFECYCLE)
 		event = bpf_ringbuf_reserve(&lifecycle, sizeof(*event), 0);
@@ -454,6 +460,7 @@ int collective(void *ctx)
 		return 0;
 	}
 	*event = site->record;
+	event->comm = site->flags & STRAGD_SITE_USES ? value : site->record.comm;
 	now = bpf_ktime_get_ns();
 	event->site = cookie;
 	event->link = cookie >> 32;

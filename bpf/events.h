@@ -28,12 +28,13 @@ typedef uint64_t stragd_u64;
 
 /* What happened. Values are wire format: append, never renumber. */
 enum stragd_what {
-	STRAGD_ENTER = 1,  /* host entered a collective call (NCCL, RCCL); no end is seen */
-	STRAGD_ISSUE = 2,  /* work queued (gloo): comm = process group, aux = work */
-	STRAGD_START = 3,  /* work began in a worker thread (gloo): aux = work */
-	STRAGD_DETAIL = 4, /* what the running work of this thread does (gloo): comm =
-			    * context, count, id = element size, peer = rank, aux = size */
-	STRAGD_DONE = 5,   /* work ended (gloo): aux = work */
+	STRAGD_ENTER = 1, /* host entered a collective call (NCCL, RCCL); no end is seen */
+	/* 2 and 3 have no meaning any more */
+	STRAGD_DETAIL = 4, /* work of this thread begins, or goes on (gloo): comm = context,
+			    * count, id = element size, peer = tag, which the process group
+			    * counts at issue, aux = rank, in its high half size; 0 where
+			    * that was not read */
+	STRAGD_DONE = 5,   /* work of this thread ended (gloo) */
 	STRAGD_GROUP_START = 6,
 	STRAGD_GROUP_END = 7,
 	STRAGD_COMM_INIT =
@@ -53,7 +54,7 @@ enum stragd_what {
 	STRAGD_COMM_RESUME = 18,
 	STRAGD_COMM_INIT_ALL = 19, /* comm = address of the out array, nranks in aux */
 	STRAGD_UNIQUE_ID = 20,
-	STRAGD_FAILED = 21, /* work ended with an error (gloo): aux = work */
+	STRAGD_FAILED = 21, /* work of this thread ended with an error (gloo) */
 	STRAGD_WHAT_MAX = 22,
 };
 
@@ -91,11 +92,11 @@ struct stragd_event {
 	stragd_u8 function;  /* enum stragd_function */
 	stragd_u8 datatype;  /* ncclDataType_t, or STRAGD_NO_TYPE */
 	stragd_u8 reduction; /* ncclRedOp_t, or STRAGD_NO_TYPE */
-	stragd_s32 peer;     /* root or peer or rank; STRAGD_NO_PEER where there is none */
+	stragd_s32 peer;     /* root or peer or rank or tag; STRAGD_NO_PEER where there is none */
 	stragd_u64 count;    /* elements */
 	stragd_u64 comm;     /* communicator or process group pointer */
-	stragd_u64 id;       /* collectives: cudaStream_t; COMM_*: first 8 bytes of the unique
-			      * id, or as said above; DETAIL: size of an element in bytes */
+	stragd_u64 id;       /* COMM_*: first 8 bytes of the unique id, or as said above; DETAIL:
+			      * size of an element in bytes */
 	stragd_u64 aux;      /* see enum stragd_what */
 	stragd_u32 site;     /* probe site that fired: index into the sites map */
 	stragd_u16 link;     /* link that delivered it */

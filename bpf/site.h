@@ -21,13 +21,16 @@ struct stragd_place {
 	stragd_u8 field; /* enum stragd_field */
 	stragd_u8 base;
 	stragd_u8 width; /* 1, 2, 4 or 8 bytes of the value */
-	stragd_u8 flags; /* bits 0..1: depth; bit 2: sign-extend; bit 3: paired */
+	stragd_u8 flags; /* bits 0..1: depth; others as below */
 	stragd_s32 offsets[STRAGD_DEPTH_MAX];
 };
 
 #define STRAGD_PLACE_DEPTH 3u
 #define STRAGD_PLACE_SIGNED 4u
 #define STRAGD_PLACE_PAIRED 8u /* the last read takes the next place's value too, as wide */
+/* Read at the first 8 of 128 tags only. Eight, because a gloo group deals its tags out to its
+ * devices' contexts in turn, and each context has to be met. */
+#define STRAGD_PLACE_RARE 16u
 
 /* Fields of the record that a place can fill: the first four are its 64-bit fields. */
 enum stragd_field {

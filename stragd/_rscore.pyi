@@ -41,6 +41,9 @@ class RankStatus(TypedDict):
     rank: int
     world_size: int
     events: int
+    records: int  # of its ring
+    coverage: float | None  # share of the host's calls that the ring saw too; None: not known
+    missed: list[str]  # functions of which the ring misses a stable share
     collectives: int
     irregular: int  # collectives outside the repeating sequence
     steps: int
@@ -57,6 +60,62 @@ class CommunicatorStatus(TypedDict):
     rank: int  # -1 where unknown
     nranks: int  # 0 where unknown
     collectives: int
+
+@type_check_only
+class RingProgress(TypedDict):
+    enqueued: int  # counts of the plugin
+    started: int
+    completed: int
+    enqueued_ns: int  # CLOCK_MONOTONIC of the last one
+    started_ns: int
+    completed_ns: int
+    sequence: int  # of the last enqueued: the library's; of messages: the plugin's count
+    bytes: int  # of the last enqueued
+
+@type_check_only
+class RingCommunicator(TypedDict):
+    hash: int  # the same on all ranks
+    rank: int
+    nranks: int
+    nnodes: int
+    name: str  # "" where the library gave none
+    state: Literal["live", "ended", "unknown"]
+    born_ns: int  # CLOCK_MONOTONIC
+    ended_ns: int  # 0 while it lives
+    functions: dict[str, RingProgress]  # by function, those with anything enqueued
+
+@type_check_only
+class RingStatus(TypedDict):
+    pid: int
+    start_time: int
+    state: Literal["open", "ended", "refused"]  # ended: the last state of a process that is gone
+    refused: str  # why it is not read, "" otherwise
+    others: int  # more rings in the process, not read
+    vendor: Literal["unknown", "nvidia", "amd"]
+    api: int  # version of the profiler interface, 0 before the first communicator
+    library: str  # "2.32.3", "" where unknown
+    mode: Literal["off", "progress", "full", "default", "unknown"]  # in force
+    sample: int  # of every N blocks of 4096 collectives one; 0 and 1: all
+    floor: int  # bytes of the smallest message that is recorded, 0: all
+    wanted: Literal[
+        "default", "off", "progress", "full"
+    ]  # asked for, by this daemon or an earlier one
+    wanted_sample: int
+    wanted_floor: int
+    controllable: bool
+    clock: Literal["host", "ns", "ticks", "unknown"]
+    clock_hz: int  # declared or measured, 0 while not known
+    clock_moved: int  # times that its offset to the host's clock was corrected
+    quirk: int  # row of the plugin's table of versions, from 1; 0: none
+    quirk_reason: str  # what that row says, "" without one
+    chained: str  # plugin that is forwarded to, "" where there is none
+    records: int
+    lost: int  # records + lost: all tickets since the ring was opened
+    invalid: int  # of the lost: contents that no plugin writes
+    implausible: int  # of the records: device times that cannot be, left out
+    jumps: int  # times that the count of tickets jumped and reading began anew
+    dropped: dict[str, int]  # by the plugin: "pool", "communicator", "claim", "stale"
+    communicators: list[RingCommunicator]
 
 @final
 class Engine:
@@ -88,7 +147,15 @@ class Engine:
         ``bpf_run_seconds`` and ``bpf_run_count`` (of the runs that were timed),
         ``bpf_run_measured`` (0 where the kernel refuses), ``discovery_lag_seconds``,
         ``sideband_lost``, ``attach_failures.<reason>``, ``duplicate_hits``,
-        ``processes``, ``windows``."""
+        ``processes``, ``windows``, ``rings``, ``ring_records``, ``lost.ring``,
+        ``ring_refused``, ``ring_dropped.<cause>``."""
+    def rings(self) -> list[RingStatus]:
+        """Every ring of a plugin: read, ended (kept for half an hour) or refused."""
+    def set_ring(self, mode: str, sample: int, floor: int, pid: int | None) -> int:
+        """Ask plugins how much to record: those of one process, or all and those to come.
+
+        ``sample`` as in RingStatus, ``floor`` in bytes (0 or a power of two). Returns how many
+        rings could be asked. Raises ValueError for a bad value."""
     def set_probes(self, on: bool) -> None:
         """Kill switch: off detaches every probe before it returns."""
     def progress(self) -> int:

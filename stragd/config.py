@@ -82,6 +82,37 @@ class Probes:
 
 
 @dataclass(frozen=True)
+class Ring:
+    """What the profiler plugin inside the jobs is asked to record; `stragctl ring` until then."""
+
+    mode: str = _key(
+        "default",
+        "`default` leaves it to the plugin (`full`, less on library versions with defects), `full` "
+        "records every collective, `progress` only how far each communicator has come, `off` "
+        "nothing.",
+        choices=("default", "off", "progress", "full"),
+        live=True,
+    )
+    sample: int = _key(
+        1,
+        "Record one of this many blocks of 4096 collectives. With more than 1 device times are "
+        "not used for scoring.",
+        low=1,
+        high=65535,
+        live=True,
+    )
+    floor: int = _key(
+        1,
+        "Record no message smaller than this, bytes; 1 is all. With more device times are not "
+        "used for scoring.",
+        low=1,
+        high=1 << 40,
+        power_of_two=True,
+        live=True,
+    )
+
+
+@dataclass(frozen=True)
 class Discovery:
     """Finding training processes and who they are."""
 
@@ -198,6 +229,7 @@ class Config:
     """The whole configuration; ``files`` are those that were read, in their order."""
 
     probes: Probes = field(default_factory=Probes)
+    ring: Ring = field(default_factory=Ring)
     discovery: Discovery = field(default_factory=Discovery)
     windows: Windows = field(default_factory=Windows)
     scoring: Scoring = field(default_factory=Scoring)

@@ -27,8 +27,9 @@ from stragd.health import HealthMeter, cpu_seconds
 from stragd.notify import notify, reloading, watchdog_seconds
 from stragd.outputs.control import AlreadyRunning, ControlServer, RequestError
 from stragd.outputs.journal import ERROR, INFO, NOTICE, WARNING, Journal
-from stragd.outputs.snapshot import Check, ConfigValue, Snapshot
+from stragd.outputs.snapshot import Check, ConfigValue, Ring, Snapshot
 from stragd.outputs.verbs import Verbs
+from stragd.outputs.windowlog import Part
 from stragd.watch import Engine, Identifier, Scorer, Watch, engine_limits, library_limits
 
 if TYPE_CHECKING:
@@ -203,6 +204,7 @@ class Daemon:
             "abstentions": [a for job in table.jobs.values() for a in job.abstentions],
             "unidentified": table.unidentified,
             "libraries": libraries,
+            "rings": self._watch.rings(),
             "counters": counters,
             "collector_up": {
                 "probes": probes_on,
@@ -263,12 +265,21 @@ class Daemon:
         host = read_host(group=self.config.control.group)
         others = [why for part, why in self._limits.items() if part != "probes"]
         error, notes = self._watch.engine_error, self._watch.notes()
-        return examine(host, now["libraries"], error, others, notes)
+        return examine(host, now["libraries"], error, others, notes, now["rings"])
+
+    def windows(self, after: int | None, job: int | None) -> Part:
+        """Windows that were scored after number ``after``, perhaps of one job only."""
+        return self._watch.windows.since(after, job)
 
     def set_probes(self, on: bool) -> str:
         """Attach or detach every probe; "on" or "off" once it is done."""
         word: str = self._command(lambda: self._set_probes(on))
         return word
+
+    def set_ring(self, mode: str, sample: int, floor: int, pid: int | None) -> list[Ring]:
+        """Ask the plugins of one process, or of all; their rings as they are now."""
+        rings: list[Ring] = self._command(lambda: self._set_ring(mode, sample, floor, pid))
+        return rings
 
     def reload(self) -> dict[str, list[str]]:
         """Read the configuration again."""
@@ -309,6 +320,23 @@ class Daemon:
         self._snapshot = self._picture()
         return word
 
+    def _set_ring(self, mode: str, sample: int, floor: int, pid: int | None) -> list[Ring]:
+        if self._watch.engine is None:
+            raise RequestError("unavailable", f"there is no engine: {self._watch.engine_error}")
+        try:
+            asked = self._watch.set_ring(mode, sample, floor, pid)
+        except ValueError as error:
+            raise RequestError("bad-request", f"ring: {error}") from None
+        if pid is not None and asked == 0:
+            raise RequestError(
+                "not-found", f"process {pid} has no ring that can be asked: see stragctl ring"
+            )
+        whom = "all processes" if pid is None else f"process {pid}"
+        text = f"plugins of {whom} are asked for {mode}, sample {sample}, floor {floor} bytes"
+        self._journal.write("ring-asked", text, NOTICE)
+        self._snapshot = self._picture()
+        return [ring for ring in self._snapshot["rings"] if pid is None or ring["pid"] == pid]
+
     def _reload(self) -> dict[str, list[str]]:
         try:
             new = load(self._config_path)
@@ -326,6 +354,8 @@ class Daemon:
         self._watch.store.keep(new.findings.cleared_kept)
         if old.prometheus != self.config.prometheus:
             self._start_metrics()
+        if old.ring != self.config.ring:
+            self._watch.configure_ring(self.config.ring)
         text = f"changed: {', '.join(changed) or 'nothing'}"
         if restart:
             text += f"; waiting for a restart: {', '.join(restart)}"

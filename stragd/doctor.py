@@ -8,14 +8,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from stragd.outputs.control import group_id
 from stragd.outputs.journal import journal_module, under_journald
-from stragd.outputs.snapshot import Check, Library
+from stragd.outputs.snapshot import Check, Library, Ring
 
 CAPABILITIES = {
     "CAP_DAC_READ_SEARCH": 2,
@@ -27,9 +27,11 @@ CAPABILITIES = {
 }
 _INITIAL_PID_NAMESPACE = 4026531836  # PROC_PID_INIT_INO, fixed in the kernel
 _UNIT_FIX = "run stragd as root, or through its systemd unit"
+_PLUGIN = "libnccl-profiler-stragd.so"
+_PLUGIN_KEY = "NCCL_PROFILER_PLUGIN"
 _RING_FIX = (
-    "device times need the NCCL profiler plugin in the job, which this version does not have; "
-    "arrival order, rates and gloo jobs work without it"
+    f"put {_PLUGIN_KEY}=/path/to/{_PLUGIN} into /etc/nccl.conf (RCCL: /etc/rccl.conf), or into the "
+    "job's environment; jobs started afterwards have it"
 )
 
 _IDENTITY_FIX = (
@@ -52,6 +54,7 @@ class Host:
     group: str = "stragd"
     group_exists: bool = True
     journald: Literal["native", "no-module", "stderr"] = "stderr"
+    plugins: tuple[tuple[str, str, bool], ...] = ()  # (file, plugin it names, that is there)
 
     def has(self, *names: str) -> bool:
         """Whether every one of the capabilities is effective."""
@@ -93,7 +96,19 @@ def read_host(root: Path = Path("/"), group: str = "stragd") -> Host:
         group=group,
         group_exists=group_id(group) is not None,
         journald=journald,
+        plugins=tuple(_plugins(root, text)),
     )
+
+
+def _plugins(root: Path, text: Callable[[str], str]) -> Iterator[tuple[str, str, bool]]:
+    """The profiler plugins that the libraries' configuration files name."""
+    for file in ("etc/nccl.conf", "etc/rccl.conf"):
+        for line in text(file).splitlines():
+            name, equals, value = line.partition("=")
+            if equals and name.strip() == _PLUGIN_KEY:
+                value = value.strip()
+                there = not value.startswith("/") or (root / value[1:]).exists()
+                yield f"/{file}", value, there
 
 
 def _hidepid(mountinfo: str) -> str:
@@ -127,6 +142,7 @@ def examine(
     engine_error: str,
     degraded: Iterable[str] = (),
     notes: Iterable[str] = (),
+    rings: Iterable[Ring] = (),
 ) -> list[Check]:
     """All checks.
 
@@ -149,22 +165,68 @@ def examine(
     ]
     for library in libraries:
         checks.append(_library(library))
-    if any({"nccl", "rccl"} & set(library["kinds"]) for library in libraries):
-        checks.append(
-            _check(
-                "device times of NCCL and RCCL",
-                "limited",
-                "host probes show when a rank arrives in a collective, not how long the device "
-                "works, so own and wait are unknown for these ranks",
-                _RING_FIX,
-            )
-        )
+    checks += _device_times(host, libraries, list(rings))
     checks += [
         _check("daemon", "limited", line, "correct the configuration, then restart stragd")
         for line in degraded
     ]
     checks += [_check("identity of processes", "limited", line, _IDENTITY_FIX) for line in notes]
     return checks
+
+
+def _device_times(host: Host, libraries: list[Library], rings: list[Ring]) -> Iterator[Check]:
+    """What the profiler plugin in the jobs gives, and what keeps it from giving more."""
+    feature = "device times of NCCL and RCCL"
+    for file, plugin, there in host.plugins:
+        if not there:
+            yield _check(
+                f"plugin of {file}",
+                "missing",
+                f"{plugin} is not there, so libraries load no plugin (containers may have it)",
+                f"install it, or correct {_PLUGIN_KEY}",
+            )
+    device = [library for library in libraries if {"nccl", "rccl"} & set(library["kinds"])]
+    processes = {pid for library in device for pid in library["processes"]}
+    read = {ring["pid"] for ring in rings if ring["state"] == "open"}
+    if device and not read:
+        yield _check(
+            feature,
+            "limited",
+            "no process has the profiler plugin: host probes show when a rank arrives in a "
+            "collective, not how long the device works, so own and wait are unknown",
+            _RING_FIX,
+        )
+    elif processes - read:
+        shown = ", ".join(str(pid) for pid in sorted(processes - read)[:8])
+        yield _check(
+            feature,
+            "limited",
+            f"{len(processes - read)} of {len(processes | read)} processes are without the "
+            f"plugin's ring: {shown}",
+            f"a ring comes with the first communicator; if it does not: {_RING_FIX}",
+        )
+    elif read:
+        yield _check(feature, "ok", f"the rings of {len(read)} processes are read")
+    yield from _rings(rings)
+
+
+def _rings(rings: list[Ring]) -> Iterator[Check]:
+    """Rings that are refused or record less than everything, by reason."""
+    reasons: dict[tuple[str, str, str], list[int]] = {}
+    for ring in rings:
+        library = f"{ring['vendor']} {ring['library']}".strip()
+        if ring["state"] == "refused":
+            reasons.setdefault(("ring refused", ring["reason"], ""), []).append(ring["pid"])
+        elif ring["state"] == "open" and ring["reason"]:
+            fix = "" if ring["mode"] == "full" else "stragctl ring on records all in spite of it"
+            reasons.setdefault((f"ring of {library}", ring["reason"], fix), []).append(ring["pid"])
+        elif ring["state"] == "open" and ring["mode"] != "full":
+            text = f"it is asked to record {ring['wanted']}: no device times"
+            key = (f"ring of {library}", text, "stragctl ring on")
+            reasons.setdefault(key, []).append(ring["pid"])
+    for (feature, reason, fix), pids in reasons.items():
+        shown = ", ".join(str(pid) for pid in pids[:8]) + (", ..." if len(pids) > 8 else "")
+        yield _check(feature, "limited", f"{reason} (process {shown})", fix)
 
 
 def _engine(host: Host, error: str) -> Check:

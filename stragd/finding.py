@@ -25,14 +25,26 @@ class FindingJob(TypedDict):
 # "class" is a keyword of Python and a word of the contract, hence the functional form.
 Subject = TypedDict(
     "Subject",
-    {"rank": int, "host": str, "class": str, "signature": str, "stage": int, "nic": str},
+    {
+        "rank": int,
+        "host": str,
+        "class": str,
+        "signature": str,
+        "stage": int,
+        "nic": str,
+        "label": str,  # a recording's own name: "dp0/stage0", "worker 6"
+    },
     total=False,
 )
 
 
-class Since(TypedDict):
+class Moment(TypedDict):
     window: int
     time: str  # ISO 8601, UTC
+
+
+class Since(Moment, total=False):
+    step: int  # of a recording
 
 
 class Cost(TypedDict):
@@ -48,7 +60,11 @@ class Cause(TypedDict):
     advice: str
 
 
-class Finding(TypedDict):
+class _Replayed(TypedDict, total=False):
+    until: Since  # last slow window of a finding that had passed when the recording ended
+
+
+class Finding(_Replayed):
     """One finding; the kind says which parts of `subject` are there."""
 
     id: str
@@ -143,10 +159,13 @@ def _cost(raw: Mapping[str, Any]) -> Cost | None:
 def subject_name(subject: Subject) -> str:
     """ "rank 2 on node7", "class nvidia/H200", "the whole job"."""
     if "rank" in subject:
-        host = subject.get("host", "")
-        return f"rank {subject['rank']}" + (f" on {host}" if host else "")
+        host, label = subject.get("host", ""), subject.get("label", "")
+        name = f"rank {subject['rank']}" + (f" ({label})" if label else "")
+        return name + (f" on {host}" if host else "")
     if "class" in subject:
         return f"class {subject['class']}"
+    if "stage" in subject:
+        return f"stage {subject['stage']}"
     if "signature" in subject:
         return f"the ranks with collective sequence {subject['signature']}"
     if "nic" in subject:

@@ -25,11 +25,15 @@ ProcessKey = tuple[int, int]
 LATENESS_HISTORY = 30
 MAX_NAME = 120
 EVENTS_LOST, STEPS_NOT_INFERRED, PARTIAL, OWN_UNKNOWN = 1, 2, 4, 8
+RING_INCOMPLETE, HOST_TIMED, NO_RING = 16, 32, 64
 FLAGS: tuple[tuple[int, snapshot.Flag], ...] = (
     (EVENTS_LOST, "events-lost"),
     (STEPS_NOT_INFERRED, "steps-not-inferred"),
     (PARTIAL, "partial"),
     (OWN_UNKNOWN, "own-unknown"),
+    (RING_INCOMPLETE, "ring-incomplete"),
+    (HOST_TIMED, "host-timed"),
+    (NO_RING, "no-ring"),
 )
 SOURCES: dict[int, snapshot.Source] = {1: "device-ring", 2: "host-probe", 3: "gloo"}
 
@@ -267,7 +271,7 @@ class JobTable:
                 "job_name": job.name,
                 "rank": int(a["rank"]),
                 "window": int(a["window"]),
-                "reason": clean(a["reason"]),
+                "reason": _reason(job.ranks.get(int(a["rank"])), clean(a["reason"])),
             }
             for a in raw
         ]
@@ -388,6 +392,8 @@ class JobTable:
             "lateness_history": list(rank.history),
             "slowdown": peers.slowdown(_kind(rank), rank.own),
             "source": SOURCES.get(rank.source, ""),
+            "coverage": _rounded(status["coverage"]) if status else None,
+            "missed": list(status["missed"]) if status else [],
             "flags": [name for bit, name in FLAGS if rank.flags & bit],
             "steps": status["steps"] if status else 0,
             "collectives": status["collectives"] if status else 0,
@@ -407,6 +413,20 @@ def split(rows: NDArray[np.void]) -> list[tuple[int, NDArray[np.void]]]:
     """One array per job; rows of processes that nobody assigned (job 0) are left out."""
     keys = {int(key) for key in rows["job"]} - {0}
     return [(key, rows[rows["job"] == key]) for key in sorted(keys)]
+
+
+def _reason(rank: Rank | None, reason: str) -> str:
+    """Why there is no verdict: the scorer knows that own time is unknown, the flags know why."""
+    if rank is None or not rank.flags & OWN_UNKNOWN:
+        return reason
+    if rank.flags & RING_INCOMPLETE:
+        missed = ", ".join(rank.status["missed"]) if rank.status else ""
+        return f"the library hides calls from its profiler: {missed or 'some functions'}"
+    if rank.flags & NO_RING:
+        return "no profiler plugin in this rank; other ranks of the job have one"
+    if SOURCES.get(rank.source) == "device-ring":
+        return "most steps have a collective without device time"
+    return reason
 
 
 def _place(identity: Identity) -> tuple[int, int, int, int]:

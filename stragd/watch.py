@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stragd.config import Config
+from stragd.config import Ring as RingConfig
 from stragd.finding import job_key
 from stragd.findings import FindingStore, Transition
 from stragd.jobs import Identity, Job, JobTable, ProcessKey, clean, split
 from stragd.outputs.journal import NOTICE, WARNING, Journal
-from stragd.outputs.snapshot import Library
+from stragd.outputs.snapshot import Library, Ring
+from stragd.outputs.windowlog import WindowLog
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
         LibraryStatus,
         ProcessChange,
         RankStatus,
+        RingStatus,
         Update,
     )
 
@@ -47,6 +50,8 @@ class Engine(Protocol):
     def libraries(self) -> list[LibraryStatus]: ...
     def counters(self) -> dict[str, float]: ...
     def set_probes(self, on: bool) -> None: ...
+    def rings(self) -> list[RingStatus]: ...
+    def set_ring(self, mode: str, sample: int, floor: int, pid: int | None) -> int: ...
     def progress(self) -> int: ...
 
 
@@ -81,6 +86,7 @@ class Watch:
     ) -> None:
         self.table = JobTable(config.discovery.max_processes)
         self.store = FindingStore(config.findings.cleared_kept)
+        self.windows = WindowLog()
         self.engine: Engine | None = None
         self.engine_error = ""
         """Why there is no engine, "" when it runs."""
@@ -104,6 +110,7 @@ class Watch:
             engine = self._make_engine(self._config.engine())
             if not self.probes_on:
                 engine.set_probes(False)
+            _ask(engine, self._config.ring)
             engine.start()
         except OSError as error:
             if engine is not None:
@@ -122,6 +129,24 @@ class Watch:
         assert self.engine is not None
         self.engine.set_probes(on)
         self.probes_on = on
+
+    def set_ring(self, mode: str, sample: int, floor: int, pid: int | None) -> int:
+        """Ask the plugin of one process, or all; how many could be asked.
+
+        Raises ValueError for a bad value.
+        """
+        assert self.engine is not None
+        return self.engine.set_ring(mode, sample, floor, pid)
+
+    def configure_ring(self, ring: RingConfig) -> None:
+        """Ask all plugins, those to come too, for what the configuration says."""
+        if self.engine is not None:
+            _ask(self.engine, ring)
+
+    def rings(self) -> list[Ring]:
+        """The ring of every process that has one."""
+        statuses = self.engine.rings() if self.engine is not None else []
+        return [_ring(status) for status in statuses]
 
     def wait(self, seconds: float) -> list[NDArray[np.void]]:
         """Windows, at the latest after ``seconds``. There must be an engine."""
@@ -226,6 +251,7 @@ class Watch:
             if job is None:
                 continue  # a last window of a job that was dropped
             self.table.take_window(job, rows)
+            self.windows.add(key, rows)
             try:
                 update = self._scorer.update(rows)
             except Exception as error:  # one job's window must not end the watch of the others
@@ -300,6 +326,32 @@ def _library(status: LibraryStatus) -> Library:
         "missing": [clean(line) for line in status["missing"][:MAX_LINES]],
         "error": clean(status["error"], MAX_PATH),
         "processes": list(status.get("processes", ()))[:MAX_LINES],
+    }
+
+
+def _ask(engine: Engine, ring: RingConfig) -> None:
+    engine.set_ring(ring.mode, ring.sample, ring.floor if ring.floor > 1 else 0, None)
+
+
+def _ring(status: RingStatus) -> Ring:
+    """Names in a ring are a job's own words."""
+    return {
+        "pid": status["pid"],
+        "state": status["state"],
+        "reason": clean(status["refused"] or status["quirk_reason"], MAX_PATH),
+        "vendor": status["vendor"],
+        "library": clean(status["library"]),
+        "api": status["api"],
+        "mode": status["mode"],
+        "sample": status["sample"],
+        "floor": status["floor"],
+        "wanted": status["wanted"],
+        "clock": status["clock"],
+        "chained": clean(status["chained"]),
+        "communicators": sum(c["state"] == "live" for c in status["communicators"]),
+        "records": status["records"],
+        "lost": status["lost"],
+        "dropped": dict(status["dropped"]),
     }
 
 

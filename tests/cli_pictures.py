@@ -29,6 +29,7 @@ def rank(number: int, /, *, slow: bool = False, **changes: Any) -> dict[str, Any
         "lateness_history": [(number * 7 + i * 3) % 5 * 0.4 for i in range(18)]
         + [late * (i + 1) / 12 for i in range(12)],
         "slowdown": 0.243 if slow else (number % 5 - 2) * 0.001, "source": "gloo", "flags": [],
+        "coverage": None, "missed": [],
         "steps": 1204, "collectives": 14448, "in_flight": 0, "silent_s": 0.1,
         "state": "confirmed" if slow else "watching",
     }  # fmt: skip

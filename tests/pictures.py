@@ -85,6 +85,8 @@ def rank(number: int, key: str = KEY, **changes: Any) -> Rank:
         "lateness_history": [1.0, 2.0],
         "slowdown": 0.0,
         "source": "gloo",
+        "coverage": None,
+        "missed": [],
         "flags": [],
         "steps": 1500,
         "collectives": 30000,
@@ -130,6 +132,7 @@ def snapshot(
             }
         ],
         "counters": {"events.done": 1200.0, "lost.ring": 3.0, "bpf_run_seconds": 0.5},
+        "rings": [],
         "collector_up": {"probes": True},
         "cpu_seconds": 1.5,
         "start_time": 1.7e9,

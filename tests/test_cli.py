@@ -42,7 +42,15 @@ class CannedDaemon:
                  "processes": [1, 2]},
             ],
         }  # fmt: skip
+        self.picture["rings"] = [
+            {"pid": 4002, "state": "open", "reason": "NCCL 2.31.2 is slowed\x1b[31m by timing",
+                 "vendor": "nvidia", "library": "2.31.2", "api": 7, "mode": "progress",
+                 "sample": 1, "floor": 0, "wanted": "default", "clock": "ns",
+                 "chained": "inspector", "communicators": 3, "records": 1200, "lost": 0,
+                 "dropped": {"pool": 4}},
+        ]  # fmt: skip
         self.probes = "on"
+        self.asked: list[Any] = []
 
     def snapshot(self) -> Any:
         return self.picture
@@ -73,6 +81,10 @@ class CannedDaemon:
             raise RequestError("unavailable", "no probes: the kernel refuses BPF")
         self.probes = "on" if on else "off"
         return self.probes
+
+    def set_ring(self, mode: str, sample: int, floor: int, pid: int | None) -> Any:
+        self.asked.append((mode, sample, floor, pid))
+        return self.picture["rings"]
 
     def reload(self) -> dict[str, list[str]]:
         return {"changed": [], "restart": []}
@@ -132,6 +144,9 @@ def fails(done: subprocess.CompletedProcess[str], *words: str, code: int = 1) ->
                         "costs 73.2 ms per step (17.8 %), between 70.0 and 76.9 ms",
                         "    - 24.3% slower than its peers", "cause: not known yet"]),
         (["probes"], ["probes are on"]),
+        (["ring"], ["4002  nvidia 2.31.2  open   progress", "1200", "4002: NCCL 2.31.2 is slowed",
+                    "4002: forwards to the plugin inspector"]),
+        (["ring", "--pid", "1"], ["no ring: no watched process has the profiler plugin"]),
         (["doctor"], ["ok       uprobe_multi", "missing  NVML", "fix: install the NVIDIA driver",
                       "nccl 2.21.5: attached, 38 probes by uprobe_multi, 2 processes",
                       "refused: ncclSend", "not in this version: ncclPutSignal, 1 C++ name of",
@@ -159,6 +174,7 @@ def test_text_says_what_matters(control: Control, arguments: list[str], words: l
         (["findings"], {"findings", "abstentions"}),
         (["top"], {"jobs", "ranks", "findings", "abstentions", "health"}),
         (["probes"], {"probes"}),
+        (["ring"], {"rings"}),
         (["doctor"], {"checks", "libraries"}),
         (["config", "show"], {"files", "values"}),
     ],
@@ -197,6 +213,21 @@ def test_kill_switch_changes_the_daemon(control: Control) -> None:
     assert json.loads(control("probes", "on", "--json").stdout) == {"probes": "on"}
     control.daemon.probes = "broken"
     fails(control("probes", "off"), "the kernel refuses BPF")
+
+
+def test_ring_is_asked_for_what_the_words_say(control: Control) -> None:
+    for words, asked in [
+        (("on",), ("full", 1, 0, None)),
+        (("off",), ("off", 1, 0, None)),
+        (("progress", "--pid", "4002"), ("progress", 1, 0, 4002)),
+        (("default",), ("default", 1, 0, None)),
+        (("sample", "16", "--floor", "4096"), ("full", 16, 4096, None)),
+    ]:
+        assert control("ring", *words).returncode == 0
+        assert control.daemon.asked[-1] == asked
+    control("ring", "status")
+    assert len(control.daemon.asked) == 5
+    fails(control("ring", "on", "--floor", "1000"), "floor must be 0 or a power of two")
 
 
 def test_top_prints_one_picture_into_a_pipe(control: Control) -> None:
@@ -333,7 +364,8 @@ def test_forbidden_says_how(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["frobnicate"], ["probes", "maybe"], ["config"], ["top", "--interval", "0"],
+    [[], ["frobnicate"], ["probes", "maybe"], ["ring", "sample"], ["ring", "on", "4"],
+     ["ring", "sample", "0"], ["config"], ["top", "--interval", "0"],
      ["top", "--interval", "nan"], ["status", "--nothing"]],
 )  # fmt: skip
 def test_usage_is_exit_code_two(arguments: list[str]) -> None:
@@ -356,7 +388,17 @@ def test_reader_that_goes_away_is_no_error(control: Control) -> None:
 def test_help_names_every_command() -> None:
     done = stragctl("--help")
     assert done.returncode == 0
-    for command in ("top", "status", "jobs", "ranks", "findings", "probes", "doctor", "config"):
+    for command in (
+        "top",
+        "status",
+        "jobs",
+        "ranks",
+        "findings",
+        "probes",
+        "ring",
+        "doctor",
+        "config",
+    ):
         assert f"    {command} " in done.stdout
 
 

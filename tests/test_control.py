@@ -58,6 +58,10 @@ class Picture:
         self.calls.append(f"probes {on}")
         return "on" if on else "off"
 
+    def set_ring(self, mode: str, sample: int, floor: int, pid: int | None) -> list[types.Ring]:
+        self.calls.append(f"ring {mode} {sample} {floor} {pid}")
+        return self.now["rings"]
+
     def reload(self) -> dict[str, list[str]]:
         self.calls.append("reload")
         return {"changed": [], "restart": []}
@@ -176,6 +180,10 @@ def test_changing_verbs(path: str, picture: Picture) -> None:
         (b'{"version": 1, "verb": "findings", "cleared": 1}\n', "bad-request"),
         (b'{"version": 1, "verb": "probes", "set": "maybe"}\n', "bad-request"),
         (b'{"version": 1, "verb": "probes", "set": null}\n', "bad-request"),
+        (b'{"version": 1, "verb": "ring", "set": "full"}\n', "bad-request"),
+        (b'{"version": 1, "verb": "ring", "set": "on", "sample": true}\n', "bad-request"),
+        (b'{"version": 1, "verb": "ring", "set": "on", "sample": 65536}\n', "bad-request"),
+        (b'{"version": 1, "verb": "ring", "set": "on", "floor": 3}\n', "bad-request"),
     ],
 )
 def test_wrong_shapes_get_one_error_and_life_goes_on(path: str, data: bytes, code: str) -> None:

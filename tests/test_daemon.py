@@ -59,6 +59,7 @@ class HandEngine:
         self.stuck = False
         self.lost = 0.0
         self.library_state = "attached"
+        self.ring = ("", 0, 0)
 
     def start(self) -> None:
         self.calls.append("start")
@@ -91,6 +92,8 @@ class HandEngine:
                 "collectives": self.collectives.get((pid, start), 10),
                 "in_flight": 0,
                 "signature": 1,
+                "coverage": 0.75,
+                "missed": ["broadcast"],
                 "last_event_ns": time.monotonic_ns(),
                 "communicators": [],
             }
@@ -120,6 +123,27 @@ class HandEngine:
 
     def set_probes(self, on: bool) -> None:
         self.calls.append(f"probes {on}")
+
+    def rings(self) -> list[Any]:
+        return [
+            {
+                "pid": pid, "start_time": start, "state": "open", "refused": "", "others": 0,
+                "vendor": "nvidia", "api": 5, "library": "2.28.3", "mode": self.ring[0],
+                "sample": self.ring[1], "floor": self.ring[2], "wanted": self.ring[0],
+                "wanted_sample": self.ring[1], "wanted_floor": self.ring[2],
+                "controllable": True, "clock": "ns", "clock_hz": 10**9, "clock_moved": 0,
+                "quirk": 0, "quirk_reason": "", "chained": "insp\x1bector", "records": 7,
+                "lost": 1, "invalid": 0, "implausible": 0, "jumps": 0,
+                "dropped": {"pool": 2}, "communicators": [],
+            }
+            for pid, start in self.assigned
+        ]  # fmt: skip
+
+    def set_ring(self, mode: str, sample: int, floor: int, pid: int | None) -> int:
+        asked = sum(pid in (None, known) for known, _ in self.assigned)
+        if pid is None or asked:
+            self.ring = (mode, sample, floor)
+        return asked
 
     def progress(self) -> int:
         self.alive += 0 if self.stuck else 1
@@ -425,6 +449,24 @@ def test_slow_identification_of_many_does_not_hold_up_a_stop(running: Running) -
     running.thread.join(60)
     assert running.code == [0]
     assert len(asked) - before < 12, "of 390 that wait"
+
+
+def test_rings_are_shown_and_asked(running: Running) -> None:
+    assert running.engine.ring == ("default", 1, 0), "as configured"
+    running.engine.see(1, 2)
+    ask = running.client.ask
+    wait_for(lambda: len(ask("ring")["result"]["rings"]) == 2)
+    ring = ask("ring", pid=2)["result"]["rings"][0]
+    assert (ring["pid"], ring["library"], ring["chained"]) == (2, "2.28.3", "insp?ector")
+    rings = ask("ring", set="on", sample=4)["result"]["rings"]
+    assert [(ring["mode"], ring["sample"]) for ring in rings] == [("full", 4)] * 2
+    assert "plugins of all processes are asked for full, sample 4" in running.lines()
+    assert ask("ring", set="off", pid=77)["error"]["code"] == "not-found"
+    wait_for(lambda: ask("ranks")["result"]["ranks"][0]["coverage"] == 0.75)
+    assert ask("ranks")["result"]["ranks"][0]["missed"] == ["broadcast"]
+    page = running.page()
+    assert 'stragd_rings{mode="full",vendor="nvidia",version="2.28.3"} 2.0' in page
+    assert "stragd_rank_ring_coverage_ratio{" in page
 
 
 def test_probes_switch_and_library_failures(running: Running) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stragd.doctor import CAPABILITIES, Host, examine, read_host
-from stragd.outputs.snapshot import Check, Library
+from stragd.outputs.snapshot import Check, Library, Ring
 
 ALL = sum(1 << bit for bit in CAPABILITIES.values())
 FULL = Host(effective=ALL, kernel=(6, 18), perf_event_paranoid=2, lockdown="none")
@@ -164,3 +164,59 @@ def test_this_machine() -> None:
     real = read_host()
     assert real.has("CAP_BPF", "CAP_PERFMON", "CAP_SYS_PTRACE")
     assert real.kernel >= (5, 15)
+
+
+def ring(pid: int, **changes: Any) -> Ring:
+    made: dict[str, Any] = {
+        "pid": pid, "state": "open", "reason": "", "vendor": "nvidia", "library": "2.28.3",
+        "api": 5, "mode": "full", "sample": 1, "floor": 0, "wanted": "default", "clock": "ns",
+        "chained": "", "communicators": 1, "records": 5, "lost": 0, "dropped": {},
+    }  # fmt: skip
+    made.update(changes)
+    return made  # type: ignore[return-value]
+
+
+def test_device_times_with_some_and_all_rings() -> None:
+    nccl = [library(kinds=["nccl"], processes=[1, 2])]
+
+    def check(*rings: Ring) -> Check:
+        return find(examine(FULL, nccl, "", rings=rings), "device times")
+
+    assert check(ring(1), ring(2))["state"] == "ok"
+    some = check(ring(1))
+    assert (some["state"], "1 of 2 processes" in some["detail"]) == ("limited", True)
+    none = check()
+    assert "NCCL_PROFILER_PLUGIN=" in none["fix"]
+    checks = examine(FULL, [], "", rings=[])
+    assert not [c for c in checks if "device times" in c["feature"]], "nobody uses NCCL"
+
+
+def test_rings_that_do_not_give_everything_say_why() -> None:
+    costly = {"mode": "progress", "reason": "NCCL 2.31.2 is slowed", "library": "2.31.2"}
+    rings = [
+        ring(1, state="refused", reason="its size is not sealed", vendor="unknown", library=""),
+        ring(2, **costly),
+        ring(3, **costly),
+        ring(4, mode="off", wanted="off"),
+        ring(5, state="ended", mode="off"),
+    ]
+    checks = examine(FULL, [], "", rings=rings)
+    assert "its size is not sealed (process 1)" in find(checks, "ring refused")["detail"]
+    costly_check = find(checks, "2.31.2")
+    assert costly_check["detail"] == "NCCL 2.31.2 is slowed (process 2, 3)"
+    assert "stragctl ring on" in costly_check["fix"]
+    assert find(checks, "ring of nvidia 2.28.3")["fix"] == "stragctl ring on"
+
+
+def test_a_configured_plugin_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    conf = tmp_path / "etc/nccl.conf"
+    conf.write_text(
+        "# x\nNCCL_DEBUG=INFO\nNCCL_PROFILER_PLUGIN = /opt/libnccl-profiler-stragd.so\n"
+    )
+    made = read_host(tmp_path)
+    assert made.plugins == (("/etc/nccl.conf", "/opt/libnccl-profiler-stragd.so", False),)
+    assert find(examine(made, [], ""), "plugin of /etc/nccl.conf")["state"] == "missing"
+    (tmp_path / "opt").mkdir()
+    (tmp_path / "opt/libnccl-profiler-stragd.so").touch()
+    assert read_host(tmp_path).plugins[0][2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,17 +21,6 @@ from tests.processes import (
     torchrun,
     wait_for,
 )
-
-
-@pytest.fixture
-def processes() -> Iterator[Processes]:
-    with Processes() as started:
-        yield started
-
-
-@pytest.fixture
-def identifier() -> Identifier:
-    return Identifier()
 
 
 def without(env: dict[str, str], *names: str) -> dict[str, str]:

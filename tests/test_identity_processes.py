@@ -30,18 +30,6 @@ from tests.processes import (
     wait_for,
 )
 
-
-@pytest.fixture
-def processes() -> Iterator[Processes]:
-    with Processes() as started:
-        yield started
-
-
-@pytest.fixture
-def identifier() -> Identifier:
-    return Identifier()
-
-
 # Helper processes
 
 FORK = """

@@ -41,7 +41,8 @@ def filled(processes: int, place: Place) -> JobTable:
     for job in table.jobs.values():
         for rank in job.ranks.values():
             status: Any = {"signature": 1, "last_event_ns": 1, "steps": 1, "collectives": 1}
-            rank.own, rank.status = 10.0 + rank.identity.rank, {**status, "in_flight": 0}
+            status |= {"in_flight": 0, "coverage": None, "missed": []}
+            rank.own, rank.status = 10.0 + rank.identity.rank, status
     return table
 
 
@@ -99,3 +100,25 @@ def test_a_restarted_job_has_the_name_of_the_one_that_ended() -> None:
     assert table.add((8, 8), identity(10, 0)).name == "000000000000000a"
     assert [job.key for job in table.expired(40.0, 30.0)] == [1]
     assert table.add((9, 9), identity(11, 0)).name == "train-00000000"
+
+
+@pytest.mark.parametrize(
+    ("flags", "source", "words"),
+    [
+        (8 | 16, 1, "hides calls from its profiler: broadcast"),
+        (8 | 64, 2, "no profiler plugin in this rank"),
+        (8, 1, "without device time"),
+        (8, 2, "host probes only"),
+        (0, 1, "host probes only"),
+    ],
+)
+def test_an_abstention_says_which_witness_is_missing(flags: int, source: int, words: str) -> None:
+    table = filled(1, lambda number: (7, number))
+    (job,) = table.jobs.values()
+    rank = job.ranks[0]
+    rank.flags, rank.source = flags, source
+    assert rank.status is not None
+    rank.status["missed"] = ["broadcast"]
+    raw = {"rank": 0, "window": 1, "reason": "host probes only: no device time"}
+    table.take_abstentions(job, [raw])
+    assert words in job.abstentions[0]["reason"]

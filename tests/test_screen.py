@@ -25,6 +25,7 @@ def worst_cases() -> dict[str, dict[str, Any]]:
     unknown: dict[str, Any] = {
         "own_ms": None, "wait_ms": None, "comm_ms": None, "wall_ms": None, "lateness_ms": None,
         "lateness_history": [], "slowdown": None, "silent_s": None, "source": "",
+        "coverage": None, "missed": [],
         "state": "learning",
     }  # fmt: skip
     wide: dict[str, Any] = {

@@ -1,6 +1,6 @@
 //! How fast a full ring of real events is drained, step inference included.
 //!
-//! `drain_bench LIBRARY`: attaches to LIBRARY (NCCL's names), says "ready", waits for a line on
+//! `drain_bench LIBRARY`: attaches to LIBRARY (NCCL's or gloo's names), says "ready", waits for a line on
 //! stdin while somebody calls it, then drains what is in the ring and prints events and ns of
 //! CPU time, which other work on the machine does not lengthen by its own.
 //! `bench/drain.py` runs it and says what comes out.
@@ -20,7 +20,7 @@ const RING_BYTES: u32 = 64 << 20;
 fn main() -> Result<(), Box<dyn Error>> {
     let path = std::env::args().nth(1).ok_or("usage: drain_bench LIBRARY")?;
     let file = File::open(&path)?;
-    let kinds = Kinds { nccl: true, ..Kinds::default() };
+    let kinds = Kinds { nccl: true, gloo: true, ..Kinds::default() };
     let wanted = names(&kinds);
     let wanted: Vec<&str> = wanted.iter().map(String::as_str).collect();
     let symbols = Elf::open(&file)?.find_symbols(&wanted)?;

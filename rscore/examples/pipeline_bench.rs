@@ -15,7 +15,7 @@ const RANKS: u32 = 8;
 const BUCKETS: [u64; 8] = [700, 6400, 6300, 6200, 6100, 6000, 5900, 9000];
 const STEP_NS: u64 = 16_000_000;
 
-/// Four events a collective, two workers a rank, all ranks interleaved.
+/// Two events a collective, two workers a rank, all ranks interleaved.
 fn gloo_step() -> Vec<Event> {
     let mut events = Vec::new();
     for rank in 0..RANKS {
@@ -26,22 +26,19 @@ fn gloo_step() -> Vec<Event> {
                 tgid: 100 + rank,
                 tid: 1000 * (rank + 1),
                 datatype: 255,
-                aux: 0x7000 + 64 * place,
                 ..Event::default()
             };
             let worker = Event { tid: base.tid + 1 + (place % 2) as u32, ..base };
             let start = issue + 10_000;
-            events.push(Event { time_ns: issue, what: what::ISSUE, comm: 0xb0, ..base });
-            events.push(Event { time_ns: start, what: what::START, ..worker });
             events.push(Event {
-                time_ns: start + 1,
+                time_ns: start,
                 what: what::DETAIL,
                 function: 1,
                 count,
                 id: 4,
                 comm: 0xc0,
-                peer: rank as i32,
-                aux: u64::from(RANKS),
+                peer: place as i32,
+                aux: u64::from(rank) | u64::from(RANKS) << 32,
                 ..worker
             });
             events.push(Event { time_ns: start + 1_500_000, what: what::DONE, ..worker });
@@ -83,7 +80,11 @@ fn measure(name: &str, step: &[Event], total: usize) -> Vec<Vec<RankWindow>> {
     let started = Instant::now();
     for number in 0..steps {
         for event in step {
-            pipeline.on_event(&Event { time_ns: base + event.time_ns, ..*event });
+            let mut event = Event { time_ns: base + event.time_ns, ..*event };
+            if event.what == what::DETAIL {
+                event.peer = event.peer.wrapping_add((number * BUCKETS.len()) as i32);
+            }
+            pipeline.on_event(&event);
         }
         base += STEP_NS;
         if number % 12 == 0 {

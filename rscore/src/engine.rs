@@ -1,6 +1,6 @@
 //! The threads of one node: discovery and attach, drain and windows.
 //!
-//! Lock order, where two are held: `attacher` before `pipeline`. No lock is held while a probe is
+//! Lock order, where two are held: `attacher` or `rings` before `pipeline`. No lock is held while a probe is
 //! detached except `attacher` itself, so the drain never waits for the kernel's detach.
 
 use std::collections::VecDeque;
@@ -10,33 +10,35 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::discover;
 use crate::discover::library::{Kinds, Wanted};
 use crate::discover::process::ProcessKey;
-use crate::discover::{self, Change, Discovery};
 use crate::probes::{self, Drain, Probes};
+use crate::ring::control::Control;
+use crate::ring::status::RingStatus;
 use crate::steps::{self, Pipeline};
 use crate::window::RankWindow;
 
 mod attach;
 mod clock;
+mod discovery;
+mod rings;
 mod timing;
 
 use attach::Attacher;
 pub use attach::{LibraryState, LibraryStatus};
+use rings::Rings;
 use timing::RunTiming;
 
-/// Changes of processes kept for the caller; beyond it the oldest is dropped and counted.
-const MAX_CHANGES: usize = 65_536;
 /// Windows kept for the caller; beyond it the oldest is dropped and counted.
 const MAX_WINDOWS: usize = 4_096;
 /// How often windows are closed by time and losses are read.
 const TICK: Duration = Duration::from_millis(200);
 /// How long the drain sleeps unless the ring fills up meanwhile, which wakes it.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How often the discovery thread looks for processes that only their events tell of.
-const LOOK: Duration = Duration::from_millis(250);
-/// How often its figures are made anew although nothing is known to have changed.
-const PUBLISH: Duration = Duration::from_secs(1);
+/// How long it sleeps while a ring of a job has more than one turn may cost: no job may keep it
+/// busy all the time.
+const SHORT_PAUSE: Duration = Duration::from_millis(5);
 
 /// Everything the engine needs to know.
 #[derive(Clone, Debug)]
@@ -91,25 +93,15 @@ struct Shared {
     progress: AtomicU64,
     pipeline: Mutex<Pipeline>,
     attacher: Mutex<Attacher>,
+    rings: Mutex<Rings>,
     changes: Mutex<VecDeque<ProcessChange>>,
     windows: Mutex<VecDeque<Vec<RankWindow>>>,
     windows_ready: Condvar,
-    discovery: Mutex<DiscoveryFigures>,
+    discovery: Mutex<discovery::Figures>,
     dropped_changes: AtomicU64,
     dropped_windows: AtomicU64,
     /// The kernel lets us measure the BPF program's run time.
     measurable: AtomicBool,
-}
-
-/// What the discovery thread publishes of itself.
-#[derive(Clone, Debug, Default)]
-struct DiscoveryFigures {
-    lag_seconds: f64,
-    sideband_lost: u64,
-    /// Empty where there is a side-band.
-    sideband_error: String,
-    counters: discover::Counters,
-    uses: Vec<discover::LibraryUse>,
 }
 
 /// Discovery, probes, drain and windows of one node.
@@ -143,6 +135,7 @@ impl Engine {
             progress: AtomicU64::new(0),
             pipeline: Mutex::new(Pipeline::new(config.windows)),
             attacher: Mutex::new(Attacher::new(probes, config.allow_single_step)),
+            rings: Mutex::default(),
             changes: Mutex::default(),
             windows: Mutex::default(),
             windows_ready: Condvar::new(),
@@ -164,7 +157,7 @@ impl Engine {
         self.spawn("stragd-drain", move || drain_loop(&shared, drain))?;
         let shared = Arc::clone(&self.shared);
         let config = self.config.discovery();
-        self.spawn("stragd-discover", move || discover_loop(&shared, config))
+        self.spawn("stragd-discover", move || discovery::run(&shared, config))
     }
 
     fn spawn(&mut self, name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), Error> {
@@ -238,6 +231,19 @@ impl Engine {
         lock(&self.shared.attacher).statuses(&uses)
     }
 
+    /// Every ring: read, ended or refused.
+    #[must_use]
+    pub fn rings(&self) -> Vec<RingStatus> {
+        let (handles, others) = lock(&self.shared.rings).handles();
+        rings::statuses(handles, others)
+    }
+
+    /// Asks the plugins of `pid`, or of all processes and those to come; returns how many rings
+    /// could be asked.
+    pub fn set_ring(&self, control: Control, pid: Option<u32>) -> usize {
+        lock(&self.shared.rings).ask(control, pid)
+    }
+
     /// Kill switch: off detaches every probe before it returns, on attaches them again.
     pub fn set_probes(&self, on: bool) {
         lock(&self.shared.attacher).set_enabled(on);
@@ -253,6 +259,7 @@ impl Engine {
     #[must_use]
     pub fn counters(&self) -> Vec<(String, f64)> {
         let mut figures = lock(&self.shared.attacher).counters();
+        figures.extend(lock(&self.shared.rings).counters());
         let pipeline = lock(&self.shared.pipeline).counters();
         let discovery = lock(&self.shared.discovery).clone();
         let mut put = |name: &str, value: f64| figures.push((name.into(), value));
@@ -288,6 +295,7 @@ fn drain_loop(shared: &Shared, mut drain: Drain) {
             drain.drain(|event| pipeline.on_event(event))
         };
         since_tick += drained;
+        let more = read_rings(shared);
         let now = Instant::now();
         if now >= next_tick {
             next_tick = now + TICK;
@@ -297,9 +305,15 @@ fn drain_loop(shared: &Shared, mut drain: Drain) {
         }
         shared.progress.fetch_add(1, Ordering::Relaxed);
         if drained == 0 || drain.fill() < 0.25 {
-            drain.wait(PAUSE);
+            drain.wait(if more { SHORT_PAUSE } else { PAUSE });
         }
     }
+}
+
+/// One turn of every ring; true when there is more.
+fn read_rings(shared: &Shared) -> bool {
+    let mut rings = lock(&shared.rings);
+    !rings.is_empty() && rings.turn(&mut lock(&shared.pipeline))
 }
 
 /// Starts and stops the kernel's measurement; while somebody attaches, the next tick will do.
@@ -337,59 +351,4 @@ fn tick(shared: &Shared, lost: &mut u64) {
         shared.dropped_windows.fetch_add(1, Ordering::Relaxed);
     }
     shared.windows_ready.notify_all();
-}
-
-fn discover_loop(shared: &Shared, config: discover::Config) {
-    let mut discovery = Discovery::new(config);
-    let mut publish_at = Instant::now();
-    while !shared.stop.load(Ordering::Relaxed) {
-        let mut gone = Vec::new();
-        let changes = discovery.poll(LOOK);
-        let changed = !changes.is_empty();
-        for change in changes {
-            apply(shared, change, &mut gone);
-        }
-        if !gone.is_empty() {
-            lock(&shared.attacher).forget(&gone);
-        }
-        // A forked worker maps nothing anew, so only its events tell of it.
-        let strangers = lock(&shared.pipeline).strangers();
-        strangers.into_iter().for_each(|pid| discovery.touch(pid));
-        let now = Instant::now();
-        if changed || now >= publish_at {
-            publish_at = now + PUBLISH;
-            *lock(&shared.discovery) = DiscoveryFigures {
-                lag_seconds: discovery.lag(),
-                sideband_lost: discovery.sideband_lost(),
-                sideband_error: discovery.sideband_error().into(),
-                counters: discovery.counters(),
-                uses: discovery.statuses(),
-            };
-        }
-    }
-}
-
-fn apply(shared: &Shared, change: Change, gone: &mut Vec<u32>) {
-    match change {
-        Change::Library(library) => lock(&shared.attacher).add(library),
-        Change::LibraryUnused(id) => lock(&shared.attacher).remove(id),
-        Change::Seen { process, kinds } => {
-            lock(&shared.pipeline).seen(process.pid, process.start_time);
-            push_change(shared, ProcessChange { process, kinds: Some(kinds) });
-        }
-        Change::Gone { process } => {
-            gone.push(process.pid);
-            lock(&shared.pipeline).gone(process.pid, process.start_time);
-            push_change(shared, ProcessChange { process, kinds: None });
-        }
-    }
-}
-
-fn push_change(shared: &Shared, change: ProcessChange) {
-    let mut changes = lock(&shared.changes);
-    if changes.len() >= MAX_CHANGES {
-        changes.pop_front();
-        shared.dropped_changes.fetch_add(1, Ordering::Relaxed);
-    }
-    changes.push_back(change);
 }

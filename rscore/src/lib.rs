@@ -9,7 +9,9 @@
 
 pub mod discover;
 pub mod engine;
+mod mapping;
 pub mod probes;
+pub mod ring;
 pub mod score;
 pub mod steps;
 pub mod window;

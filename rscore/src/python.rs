@@ -1,4 +1,4 @@
-//! The boundary to Python, typed in `stragd/_rscore.pyi`. The only file that knows PyO3.
+//! The boundary to Python, typed in `stragd/_rscore.pyi`. The only module that knows PyO3.
 
 use std::time::Duration;
 
@@ -12,6 +12,15 @@ use crate::probes;
 use crate::score;
 use crate::steps;
 use crate::window::{self, RankWindow};
+use crate::wire::function;
+
+mod ring;
+
+/// Names of the functions in `RankStatus::missed`.
+fn missed_names(missed: u32) -> Vec<&'static str> {
+    let named = function::NAMES.iter().enumerate();
+    named.filter(|(bit, _)| missed & (1 << bit) != 0).map(|(_, name)| *name).collect()
+}
 
 const ROW: usize = std::mem::size_of::<RankWindow>();
 
@@ -239,6 +248,9 @@ impl Engine {
             item.set_item("rank", rank.rank)?;
             item.set_item("world_size", rank.world_size)?;
             item.set_item("events", rank.events)?;
+            item.set_item("records", rank.records)?;
+            item.set_item("coverage", rank.coverage)?;
+            item.set_item("missed", missed_names(rank.missed))?;
             item.set_item("collectives", rank.collectives)?;
             item.set_item("irregular", rank.irregular)?;
             item.set_item("steps", rank.steps)?;
@@ -290,6 +302,19 @@ impl Engine {
             figures.set_item(name, value)?;
         }
         Ok(figures)
+    }
+
+    fn rings<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let list = PyList::empty(py);
+        for ring in py.detach(|| self.engine.rings()) {
+            list.append(ring::status(py, &ring)?)?;
+        }
+        Ok(list)
+    }
+
+    #[pyo3(signature = (mode, sample, floor, pid))]
+    fn set_ring(&self, mode: &str, sample: u32, floor: u64, pid: Option<u32>) -> PyResult<usize> {
+        Ok(self.engine.set_ring(ring::control(mode, sample, floor)?, pid))
     }
 
     fn set_probes(&self, py: Python<'_>, on: bool) {

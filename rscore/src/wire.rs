@@ -3,8 +3,6 @@
 /// What happened; values of `enum stragd_what`.
 pub mod what {
     pub const ENTER: u8 = 1;
-    pub const ISSUE: u8 = 2;
-    pub const START: u8 = 3;
     pub const DETAIL: u8 = 4;
     pub const DONE: u8 = 5;
     pub const GROUP_START: u8 = 6;
@@ -24,12 +22,12 @@ pub mod what {
     pub const UNIQUE_ID: u8 = 20;
     pub const FAILED: u8 = 21;
 
-    /// Names by value, as metrics and tests print them.
+    /// Names by value, as metrics and tests print them; empty where a value has no meaning.
     pub const NAMES: [&str; 22] = [
         "none",
         "enter",
-        "issue",
-        "start",
+        "",
+        "",
         "detail",
         "done",
         "group_start",
@@ -116,6 +114,20 @@ pub struct Event {
     pub site: u32,
     pub link: u16,
     pub flags: u16,
+}
+
+impl Event {
+    /// Of DETAIL: the place of the work among those of its process group.
+    #[inline]
+    pub fn tag(&self) -> u32 {
+        self.peer as u32
+    }
+
+    /// Of DETAIL: rank and size of the context; size 0 where they were not read.
+    #[inline]
+    pub fn rank_and_size(&self) -> (i32, u64) {
+        (self.aux as i32, self.aux >> 32)
+    }
 }
 
 const _: () = assert!(std::mem::size_of::<Event>() == 64);

@@ -167,6 +167,30 @@ fn eight_ranks_share_windows_signature_and_the_wait_is_with_the_fast() {
 }
 
 #[test]
+fn workers_that_overtake_one_another_do_not_spoil_the_steps() {
+    // Five buckets at once, of 0.1 ms each, for workers that may lose the processor for 2 ms
+    // between the queue and the collective.
+    let mut step = ddp_sequential(&[500, 400, 300, 200, 100]);
+    for call in &mut step.collectives[1..] {
+        (call.before_ns, call.transfer_ns) = (10_000, 100_000);
+    }
+    // Told apart by more than their sizes, which are not compared where they change.
+    for (call, function) in step.collectives.iter_mut().zip(1..) {
+        call.function = function;
+    }
+    for workers in [2, 4] {
+        let mut job = Gloo::new(2, workers);
+        job.late_ns = 2_000_000;
+        let windows = job.run(std::slice::from_ref(&step), 320);
+        for rank in job.pipeline.ranks() {
+            assert_eq!((rank.period, rank.irregular), (5, 0), "{rank:?}");
+        }
+        assert!(windows.len() >= 2);
+        assert!(windows.iter().flatten().all(|row| row.flags == 0 && row.steps >= 99));
+    }
+}
+
+#[test]
 fn pipeline_stages_have_signatures_of_their_own() {
     let mut job = Nccl::new(4);
     let windows = job.run(250, |rank| {

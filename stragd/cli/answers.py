@@ -7,9 +7,18 @@ from collections.abc import Sequence
 
 from stragd.cli.numbers import UNKNOWN, age, count, ms, number, percent, size
 from stragd.cli.reasons import abstention_lines, finding_lines
-from stragd.cli.text import clean, plain, table
+from stragd.cli.text import clean, plain, table, wrap
 from stragd.finding import Finding
-from stragd.outputs.snapshot import Abstention, Check, ConfigValue, Job, Library, Rank, Status
+from stragd.outputs.snapshot import (
+    Abstention,
+    Check,
+    ConfigValue,
+    Job,
+    Library,
+    Rank,
+    Ring,
+    Status,
+)
 
 
 def _count_of(amount: int, one: str, many: str = "") -> str:
@@ -104,6 +113,38 @@ def findings_lines(
     lines += [plain(line) for line in abstention_lines(abstentions, width, job_names=True)]
     while lines and not lines[-1]:
         lines.pop()
+    return lines
+
+
+def ring_lines(rings: Sequence[Ring], width: int) -> list[str]:
+    """One line per ring, then why some do not record everything."""
+    if not rings:
+        return ["no ring: no watched process has the profiler plugin (see: stragctl doctor)"]
+    header = (
+        "pid", "library", "state", "mode", "sample", "floor", "asked", "clock", "comms", "records",
+        "lost", "dropped",
+    )  # fmt: skip
+    rows = []
+    for ring in rings:
+        library = f"{clean(ring['vendor'], 10)} {clean(ring['library'] or UNKNOWN, 20)}"
+        rows.append((
+            str(ring["pid"]), library, clean(ring["state"], 10), clean(ring["mode"], 10),
+            f"1 of {ring['sample']}" if ring["sample"] > 1 else "all",
+            size(ring["floor"]) if ring["floor"] else UNKNOWN, clean(ring["wanted"], 10),
+            clean(ring["clock"], 10), str(ring["communicators"]), count(ring["records"]),
+            count(ring["lost"]), count(sum(ring["dropped"].values())),
+        ))  # fmt: skip
+    lines = table(header, rows, right=(0, 4, 5, 8, 9, 10, 11))
+    reasons: dict[str, list[int]] = {}
+    for ring in rings:
+        if ring["reason"]:
+            reasons.setdefault(clean(ring["reason"], 1000), []).append(ring["pid"])
+        if ring["chained"]:
+            text = f"forwards to the plugin {clean(ring['chained'], 80)}"
+            reasons.setdefault(text, []).append(ring["pid"])
+    for reason, pids in reasons.items():
+        shown = ", ".join(str(pid) for pid in pids[:8]) + (", ..." if len(pids) > 8 else "")
+        lines += ["", *wrap(f"{shown}: {reason}", width, "  ")]
     return lines
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, cast
 
 from stragd import __version__
-from stragd.cli import answers, simulate, top
+from stragd.cli import answers, record, replay, simulate, top
 from stragd.cli.client import DEFAULT_SOCKET, ControlClient, ControlError
 from stragd.cli.terminal import speaks_utf8
 from stragd.cli.text import clean, to_ascii
@@ -47,6 +47,12 @@ def _interval(text: str) -> float:
     if not 0.1 <= value <= 3600:
         raise argparse.ArgumentTypeError(f"{text!r} is not between 0.1 and 3600 seconds")
     return value
+
+
+def _sample(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 1 and 65535")
+    return int(text)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -87,6 +93,25 @@ def parser() -> argparse.ArgumentParser:
     findings.add_argument("--cleared", action="store_true", help="the cleared ones too")
     probes = command("probes", "kill switch: off detaches every probe from every job at once")
     probes.add_argument("set", nargs="?", choices=("on", "off"), help="leave out to ask")
+    kept = command("record", "write the windows of a running stragd into a file, for replay")
+    record.add_arguments(kept, job_help)
+    replayed = command("replay", "score a recording: who was slow in it, from when to when")
+    replay.add_arguments(replayed)
+    ring = command(
+        "ring", "the profiler plugin in the jobs: what it records, and how much it shall"
+    )
+    ring.add_argument(
+        "set", nargs="?", default="status", metavar="ACTION",
+        choices=("status", "on", "off", "progress", "default", "sample"),
+        help="status (without one), on: record all, off, progress: only how far communicators "
+        "have come, default: as the plugin thinks best, sample N: one of N blocks",
+    )  # fmt: skip
+    ring.add_argument("sample", nargs="?", type=_sample, metavar="N", help="with `sample`")
+    ring.add_argument(
+        "--floor", type=int, default=0, metavar="BYTES",
+        help="with `on` and `sample`: leave out smaller messages (a power of two)",
+    )  # fmt: skip
+    ring.add_argument("--pid", type=int, metavar="PID", help="only this process")
     command("doctor", "what is missing for full function, and how to get it")
     config = command("config", "the configuration that stragd runs with")
     config.add_argument("action", choices=("show",), help="print every key with its value")
@@ -113,6 +138,8 @@ def _request(arguments: argparse.Namespace) -> tuple[dict[str, Any], Callable[[R
     if name == "probes":
         extra = {} if arguments.set is None else {"set": arguments.set}
         return extra, lambda r: [f"probes are {clean(r['probes'])}"]
+    if name == "ring":
+        return _ring_request(arguments), lambda r: answers.ring_lines(r["rings"], width)
     if name == "doctor":
         return {}, lambda r: answers.doctor_lines(r["checks"], r["libraries"])
     if name == "config":
@@ -122,9 +149,25 @@ def _request(arguments: argparse.Namespace) -> tuple[dict[str, Any], Callable[[R
     return {}, lambda r: answers.status_lines(cast(Status, r))
 
 
+def _ring_request(arguments: argparse.Namespace) -> dict[str, Any]:
+    extra: dict[str, Any] = {} if arguments.pid is None else {"pid": arguments.pid}
+    if arguments.set == "status":
+        return extra
+    extra["set"] = "on" if arguments.set == "sample" else arguments.set
+    if arguments.sample is not None:
+        extra["sample"] = arguments.sample
+    if arguments.floor:
+        extra["floor"] = arguments.floor
+    return extra
+
+
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.command == "top":
         return top.run(arguments)
+    if arguments.command == "replay":
+        return replay.run(arguments)
+    if arguments.command == "record":
+        return record.run(arguments)
     if arguments.command == "simulate":
         return simulate.run(arguments)
     extra, text = _request(arguments)
@@ -143,7 +186,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run stragctl with ``argv`` (default: the process's) and return the exit code."""
-    arguments = parser().parse_args(argv)
+    made = parser()
+    arguments = made.parse_args(argv)
+    if arguments.command == "ring" and (arguments.set == "sample") == (arguments.sample is None):
+        made.error("ring: N belongs to `sample`, and `sample` needs it: stragctl ring sample 16")
     arguments.socket = getattr(arguments, "socket", DEFAULT_SOCKET)
     arguments.json = getattr(arguments, "json", False)
     if hasattr(sys.stdout, "reconfigure"):

@@ -36,6 +36,16 @@ def _vs_peers(rank: Rank) -> str:
     return percent(rank["slowdown"], sign=True)
 
 
+_WITNESS = {"device-ring": "ring", "host-probe": "probe"}
+_DOUBTS = {"ring-incomplete", "host-timed", "no-ring"}
+
+
+def _source(rank: Rank) -> str:
+    """Where its times come from; with "!" the ring does not give what it could."""
+    name = _WITNESS.get(rank["source"], clean(rank["source"] or UNKNOWN, 20))
+    return name + ("!" if _DOUBTS & set(rank["flags"]) else "")
+
+
 # `least` holds the title and the common values; 80 columns hold all with need < 10.
 _COLUMNS = (
     Column("rank", 0, 4, 6, True, lambda r: str(r["rank"])),
@@ -49,7 +59,7 @@ _COLUMNS = (
     Column("late", 11, 6, 8, True, lambda r: ms(r["lateness_ms"])),
     Column("lateness", 2, 8, _HISTORY, False, lambda r: ""),
     Column("state", 0, 10, 10, False, lambda r: clean(r["state"], 20)),
-    Column("source", 12, 11, 11, False, lambda r: clean(r["source"] or UNKNOWN, 20)),
+    Column("source", 12, 6, 7, False, _source),
 )
 
 

@@ -37,8 +37,10 @@ def subject(finding: Finding) -> str:
     """Whom a finding is about: "rank 2 on node7", "class nvidia/L4", "the whole job"."""
     part = finding["subject"]
     if "rank" in part:
+        name = f"rank {part['rank']}"
         host = f" on {clean(part['host'], 80)}" if part.get("host") else ""
-        return f"rank {part['rank']}{host}"
+        label = clean(part.get("label", name), 80)
+        return f"{name}{host}" if label == name else f"{name} ({label}){host}"
     if "nic" in part:
         host = f" on {clean(part['host'], 80)}" if part.get("host") else ""
         return f"NIC {clean(part['nic'], 40)}{host}"
@@ -64,8 +66,15 @@ def headline(finding: Finding, now: object = None) -> str:
     """Kind, subject and state of a finding in one line."""
     since = finding["since"]
     text = f"{clean(finding['kind'])}: {subject(finding)}, {clean(finding['state'])}"
-    text += f" since {clock(since['time'], now)}"
+    if "step" in since:  # of a recording
+        until = finding.get("until", {}).get("step")
+        if until is not None:
+            return f"{text} from step {since['step']} to {until}"
+        return f"{text} since step {since['step']}"
     begin, today = moment(since["time"]), moment(now)
+    if begin is not None and begin.year == 1970:
+        return text  # a recording without clock and steps
+    text += f" since {clock(since['time'], now)}"
     if begin is not None and today is not None and today >= begin:
         text += f" ({age((today - begin).total_seconds())} ago)"
     return text

@@ -304,7 +304,7 @@ def _why(
         elif all(number(r["own_ms"]) is None for r in ranks):
             text = "no finding: own work is not known for these ranks"
         lines.append([Span(text)])
-    if any("own-unknown" in r["flags"] for r in ranks):
+    if any("own-unknown" in r["flags"] and r["source"] != "device-ring" for r in ranks):
         text = "host probes see when a rank calls, not how long the device works: own is unknown"
         lines += [[Span(part, "dim")] for part in wrap(text, width, "  ")]
     lines += abstention_lines([a for a in top["abstentions"] if a["job"] == job["key"]], width)
@@ -320,6 +320,9 @@ def _about(rank: Rank, width: int) -> list[Line]:
     if rank.get("gpu_uuid"):
         parts.append(clean(rank["gpu_uuid"], 60))
     parts.append(f"source {clean(rank['source'] or 'none yet', 20)}")
+    coverage = number(rank.get("coverage"))
+    if coverage is not None:
+        parts.append(f"its ring sees {percent(coverage)} of its calls")
     if number(rank["slowdown"]) is not None:
         parts.append(f"own {percent(rank['slowdown'], sign=True)} vs peers")
     parts.append(f"{rank['steps']} steps, {count(rank['collectives'])} collectives")

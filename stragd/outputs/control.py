@@ -34,15 +34,29 @@ Reading verbs, for root and members of the group (types: ``stragd.outputs.snapsh
     no arguments -> ``Top``
 ``doctor``
     no arguments -> ``{"checks": [Check], "libraries": [Library]}``
+``windows``
+    ``after`` (optional number), ``job`` (optional, as above) -> ``{"after": number, "missed":
+    count, "windows": [{"job": key, "rows": base64}], "jobs": [Job], "ranks": [{"job": key,
+    "rank", "host", "class"}]}``: the windows that were scored after that number, oldest first, as
+    RankWindow rows (``rscore/src/window/mod.rs``), and the number to ask with next. Without
+    ``after`` there are none, only the number. ``missed`` windows were dropped before they were
+    asked for
 ``config``
     no arguments -> ``{"files": [path], "values": [ConfigValue]}``
 ``probes``
     without ``set`` -> ``{"probes": "on" | "off"}``
+``ring``
+    without ``set``; ``pid`` (optional) -> ``{"rings": [Ring]}``
 
 Changing verbs, for root only (otherwise ``forbidden``):
 
 ``probes``
     ``set``: ``"on"`` or ``"off"`` -> ``{"probes": "on" | "off"}`` once it is done
+``ring``
+    ``set``: ``"on"`` (full), ``"off"``, ``"progress"`` or ``"default"``; ``sample`` (1: every
+    collective, N: one of N blocks), ``floor`` (bytes, 0: all) and ``pid`` (all processes and
+    those to come without it) are optional -> ``{"rings": [Ring]}`` as they are now: a plugin
+    obeys at its next collective; ``not-found`` when ``pid`` has no ring
 ``reload``
     no arguments -> ``{"changed": [key], "restart": [key]}``: keys whose value changed, and those
     of them that wait for a restart; ``bad-request`` with the reason keeps the old configuration

@@ -36,6 +36,7 @@ MESSAGE_IDS: dict[str, str] = {
     "events-lost": "e5f631f310c84255a8249d61cf06a77e",
     "probes-off": "9fcb6357697743e99913cb125d1f01eb",
     "probes-on": "5b7d05dd65e543e6945baeb451a5f8cf",
+    "ring-asked": "7cdda01baca24d15aef806c44d4871ba",
     "reloaded": "6fe54c6e290f4fe88e2039158f6baa17",
     "config-refused": "1a23be0808e84e64b7362a298adbb1e7",
     "identity-note": "138810c1f8a549b4b44bb9a48486dc0c",

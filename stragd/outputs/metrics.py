@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from stragd.outputs.snapshot import Job, Library, Rank, Snapshot
+from stragd.outputs.snapshot import Job, Library, Rank, Ring, Snapshot
 
 
 class Spec(NamedTuple):
@@ -91,6 +91,31 @@ SPECS: tuple[Spec, ...] = (
         (),
         "Arguments in a job's memory that could not be read.",
     ),
+    Spec(
+        "stragd_rings",
+        "gauge",
+        ("vendor", "version", "mode"),
+        "Rings of the profiler plugin that are read, by library and mode in force.",
+    ),
+    Spec(
+        "stragd_rings_refused",
+        "gauge",
+        (),
+        "Rings that are not read; `stragctl ring` says why.",
+    ),
+    Spec(
+        "stragd_ring_records_total",
+        "counter",
+        (),
+        "Collectives and messages that the plugin recorded and stragd read.",
+    ),
+    Spec(
+        "stragd_ring_dropped_total",
+        "counter",
+        ("cause",),
+        "Collectives that the plugin could not record, by cause; what stragd did not read in time "
+        "is in stragd_events_lost_total, cause `ring`.",
+    ),
     Spec("stragd_windows_total", "counter", (), "Windows closed."),
     Spec("stragd_processes", "gauge", (), "Processes with a collective library."),
     Spec(
@@ -147,6 +172,12 @@ SPECS: tuple[Spec, ...] = (
         _RANK,
         "0 where no repeating step was found; the times per step are absent then.",
     ),
+    Spec(
+        "stragd_rank_ring_coverage_ratio",
+        "gauge",
+        _RANK,
+        "Share of the rank's calls that its ring saw too; absent without a ring.",
+    ),
     Spec("stragd_rank_steps_total", "counter", _RANK, "Steps seen."),
     Spec("stragd_rank_collectives_total", "counter", _RANK, "Collectives seen."),
     Spec(
@@ -172,8 +203,6 @@ SPECS: tuple[Spec, ...] = (
 # Counters begin at 0, so that rate() sees the first increment, even while there is no engine.
 EVENT_KINDS = (
     "enter",
-    "issue",
-    "start",
     "detail",
     "done",
     "failed",
@@ -186,6 +215,8 @@ KNOWN_COUNTERS = (
     *(f"events.{kind}" for kind in EVENT_KINDS),
     *(f"lost.{kind}" for kind in EVENT_KINDS),
     *(f"attach_failures.{reason}" for reason in ("permission", "kernel", "file")),
+    "lost.ring",
+    *(f"ring_dropped.{cause}" for cause in ("pool", "communicator", "claim", "stale")),
 )
 
 
@@ -239,6 +270,7 @@ class Collector:
             ("events.", "stragd_events_total"),
             ("lost.", "stragd_events_lost_total"),
             ("attach_failures.", "stragd_probe_attach_failures_total"),
+            ("ring_dropped.", "stragd_ring_dropped_total"),
         ):
             for key, value in sorted(counters.items()):
                 if key.startswith(prefix):
@@ -251,12 +283,16 @@ class Collector:
             ("duplicate_hits", "stragd_duplicate_hits_total"),
             ("ignored_hits", "stragd_ignored_hits_total"),
             ("read_failed", "stragd_read_failures_total"),
+            ("ring_records", "stragd_ring_records_total"),
+            ("ring_refused", "stragd_rings_refused"),
             ("windows", "stragd_windows_total"),
             ("processes", "stragd_processes"),
         ):
             page.add(name, counters.get(key, 0.0))
         for labels, probes in sorted(_attached(now["libraries"]).items()):
             page.add("stragd_probes_attached", probes, *labels)
+        for labels, rings in sorted(_rings(now["rings"]).items()):
+            page.add("stragd_rings", rings, *labels)
         page.add("stragd_processes_unidentified", now["unidentified"])
         page.add("stragd_probes_enabled", int(now["health"]["probes"] == "on"))
         page.add("process_cpu_seconds_total", now["cpu_seconds"])
@@ -273,7 +309,7 @@ class Collector:
         _findings(page, now, self.max_series)
         for job in sorted(now["jobs"], key=lambda j: j["state"] != "finding"):
             own = ranks.get(job["key"], [])
-            if others or page.samples + 5 + 10 * len(own) + 3 > self.max_series:
+            if others or page.samples + 5 + 11 * len(own) + 3 > self.max_series:
                 others.append(job)
                 continue
             _job(page, job)
@@ -292,6 +328,15 @@ def _attached(libraries: Iterable[Library]) -> Mapping[tuple[str, str, str], int
             labels = ("+".join(library["kinds"]), library["version"], library["method"])
             probes[labels] = probes.get(labels, 0) + library["probes"]
     return probes
+
+
+def _rings(rings: Iterable[Ring]) -> Mapping[tuple[str, str, str], int]:
+    counts: dict[tuple[str, str, str], int] = {}
+    for ring in rings:
+        if ring["state"] == "open":
+            labels = (ring["vendor"], ring["library"], ring["mode"])
+            counts[labels] = counts.get(labels, 0) + 1
+    return counts
 
 
 def _findings(page: _Page, now: Snapshot, max_series: int) -> None:
@@ -346,6 +391,7 @@ def _rank(page: _Page, job: str, rank: Rank) -> None:
     page.add("stragd_rank_slowdown_ratio", rank["slowdown"], *labels)
     inferred = rank["per"] == "step" and rank["wall_ms"] is not None
     page.add("stragd_rank_steps_inferred", int(inferred), *labels)
+    page.add("stragd_rank_ring_coverage_ratio", rank["coverage"], *labels)
     page.add("stragd_rank_steps_total", rank["steps"], *labels)
     page.add("stragd_rank_collectives_total", rank["collectives"], *labels)
 

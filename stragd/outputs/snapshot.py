@@ -13,7 +13,15 @@ from stragd.finding import Finding
 JobState = Literal["learning", "watching", "finding"]
 RankState = Literal["learning", "watching", "suspect", "confirmed", "recovering", "gone"]
 Source = Literal["device-ring", "host-probe", "gloo", ""]
-Flag = Literal["events-lost", "steps-not-inferred", "partial", "own-unknown"]
+Flag = Literal[
+    "events-lost",
+    "steps-not-inferred",
+    "partial",
+    "own-unknown",
+    "ring-incomplete",
+    "host-timed",
+    "no-ring",
+]
 
 
 class Job(TypedDict):
@@ -54,6 +62,8 @@ Rank = TypedDict(
         "lateness_history": list[float],  # last 30 windows, oldest first
         "slowdown": float | None,  # own over the median of its peers, minus one
         "source": Source,
+        "coverage": float | None,  # share of its calls that its ring saw; None: not known
+        "missed": list[str],  # functions of which its ring misses a stable share
         "flags": list[Flag],
         "steps": int,
         "collectives": int,
@@ -105,6 +115,27 @@ class Library(TypedDict):
     missing: list[str]
     error: str
     processes: list[int]
+
+
+class Ring(TypedDict):
+    """The ring of the profiler plugin in one process."""
+
+    pid: int
+    state: Literal["open", "ended", "refused"]
+    reason: str  # why it is not read, or why it does not record everything; "" otherwise
+    vendor: str
+    library: str  # version, "" where unknown
+    api: int  # version of the profiler interface, 0 before the first communicator
+    mode: str  # in force: "full", "progress", "off"
+    sample: int  # of every N blocks of 4096 collectives one; 0 and 1: all
+    floor: int  # bytes of the smallest message that is recorded, 0: all
+    wanted: str  # asked for
+    clock: str  # "ns", "ticks", "host"
+    chained: str  # plugin that is forwarded to, "" where there is none
+    communicators: int
+    records: int
+    lost: int  # overwritten before they were read
+    dropped: dict[str, int]  # by the plugin, by cause
 
 
 class Check(TypedDict):
@@ -162,6 +193,7 @@ class Snapshot(Top):
     unidentified: int
     cleared: list[Finding]  # newest last, bounded
     libraries: list[Library]
+    rings: list[Ring]
     counters: dict[str, float]  # Engine.counters()
     collector_up: dict[str, bool]  # part of the daemon -> works
     cpu_seconds: float

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from stragd.finding import job_key
 from stragd.outputs.control import Peer, RequestError
-from stragd.outputs.snapshot import Check, ConfigValue, Job, Snapshot, Status, Top
+from stragd.outputs.snapshot import Check, ConfigValue, Job, Ring, Snapshot, Status, Top
+from stragd.outputs.windowlog import Part
+
+RING_MODES = {"on": "full", "off": "off", "progress": "progress", "default": "default"}
+MAX_SAMPLE = 65535
 
 
 class Daemon(Protocol):
@@ -21,8 +27,14 @@ class Daemon(Protocol):
     def config_files(self) -> list[str]: ...
     def config_values(self) -> list[ConfigValue]: ...
     def doctor(self) -> list[Check]: ...
+    def windows(self, after: int | None, job: int | None) -> Part:
+        """Windows that were scored after number ``after``, perhaps of one job only."""
+
     def set_probes(self, on: bool) -> str:
         """Switch and wait until it is done; "on" or "off". Raises RequestError."""
+
+    def set_ring(self, mode: str, sample: int, floor: int, pid: int | None) -> list[Ring]:
+        """Ask the plugins; the rings once they had the time to obey. Raises RequestError."""
 
     def reload(self) -> dict[str, list[str]]:
         """Read the configuration again. Raises RequestError."""
@@ -40,8 +52,10 @@ class Verbs:
             "findings": (self._findings, {"job": str, "cleared": bool}),
             "top": (self._top, {}),
             "doctor": (self._doctor, {}),
+            "windows": (self._windows, {"after": int, "job": str}),
             "config": (self._config, {}),
             "probes": (self._probes, {"set": str}),
+            "ring": (self._ring, {"set": str, "sample": int, "floor": int, "pid": int}),
             "reload": (self._reload, {}),
         }
 
@@ -56,7 +70,7 @@ class Verbs:
             if name not in takes:
                 raise RequestError("bad-request", f"{verb} has no argument {name[:40]!r}")
             if type(value) is not takes[name]:
-                kind = {str: "a string", bool: "true or false"}[takes[name]]
+                kind = {str: "a string", bool: "true or false", int: "a whole number"}[takes[name]]
                 raise RequestError("bad-request", f"{verb}: {name} must be {kind}")
         changes = verb == "reload" or "set" in arguments
         if changes and not peer.is_root:
@@ -128,6 +142,31 @@ class Verbs:
             "libraries": self._daemon.snapshot()["libraries"],
         }
 
+    def _windows(self, after: int | None = None, job: str | None = None) -> Mapping[str, Any]:
+        now = self._daemon.snapshot()
+        jobs = now["jobs"] if job is None else [find_job(now["jobs"], job)]
+        part = self._daemon.windows(after, None if job is None else int(jobs[0]["key"], 16))
+        there = {job_key(entry.job) for entry in part.entries}
+        return {
+            "after": part.after,
+            "missed": part.missed,
+            "windows": [
+                {"job": job_key(entry.job), "rows": base64.b64encode(entry.rows).decode()}
+                for entry in part.entries
+            ],
+            "jobs": [job for job in jobs if job["key"] in there],
+            "ranks": [
+                {
+                    "job": rank["job"],
+                    "rank": rank["rank"],
+                    "host": rank["host"],
+                    "class": rank["class"],
+                }
+                for rank in now["ranks"]
+                if rank["job"] in there
+            ],
+        }
+
     def _config(self) -> Mapping[str, Any]:
         return {"files": self._daemon.config_files(), "values": self._daemon.config_values()}
 
@@ -137,6 +176,21 @@ class Verbs:
         if set not in ("on", "off"):
             raise RequestError("bad-request", 'probes: set must be "on" or "off"')
         return {"probes": self._daemon.set_probes(set == "on")}
+
+    def _ring(
+        self, set: str | None = None, sample: int = 1, floor: int = 0, pid: int | None = None
+    ) -> Mapping[str, Any]:
+        if set is None:
+            rings = self._daemon.snapshot()["rings"]
+            return {"rings": [r for r in rings if pid is None or r["pid"] == pid]}
+        if set not in RING_MODES:
+            known = ", ".join(f'"{mode}"' for mode in RING_MODES)
+            raise RequestError("bad-request", f"ring: set must be one of {known}")
+        if not 1 <= sample <= MAX_SAMPLE:
+            raise RequestError("bad-request", f"ring: sample must be from 1 to {MAX_SAMPLE}")
+        if floor and (floor < 2 or floor > 1 << 40 or floor & (floor - 1)):
+            raise RequestError("bad-request", "ring: floor must be 0 or a power of two, in bytes")
+        return {"rings": self._daemon.set_ring(RING_MODES[set], sample, floor, pid)}
 
     def _reload(self) -> Mapping[str, Any]:
         return self._daemon.reload()

@@ -1,4 +1,5 @@
-//! Bounded parser of `/proc/PID/maps`: the files that a process runs code from.
+//! Bounded parser of `/proc/PID/maps`: the files that a process runs code from or shares memory
+//! through.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -27,7 +28,7 @@ const LIKELY: [&str; 10] = [
     "jaxlib",
 ];
 
-/// An executable mapping of a file.
+/// A mapping of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
     pub start: u64,
@@ -55,22 +56,37 @@ pub fn executable_mappings(pid: u32) -> io::Result<Vec<Mapping>> {
     parse(File::open(format!("/proc/{pid}/maps"))?)
 }
 
+/// Mappings of files with this path as the kernel writes it, the first of each file.
+///
+/// # Errors
+/// As [`executable_mappings`].
+pub fn mappings_of(pid: u32, path: &str) -> io::Result<Vec<Mapping>> {
+    let text = File::open(format!("/proc/{pid}/maps"))?;
+    collect(text, |_, found| found == path.as_bytes())
+}
+
 /// As [`executable_mappings`], from any text; lines that are no mapping are skipped.
 ///
 /// # Errors
 /// What `text` says.
 pub fn parse(text: impl Read) -> io::Result<Vec<Mapping>> {
+    let mut found = collect(text, |permissions, _| permissions.get(2) == Some(&b'x'))?;
+    found.sort_by_key(|m| !m.is_likely());
+    Ok(found)
+}
+
+/// The first mapping of each file whose permissions and path, as written, are `wanted`.
+fn collect(text: impl Read, wanted: impl Fn(&[u8], &[u8]) -> bool) -> io::Result<Vec<Mapping>> {
     let mut reader = BufReader::with_capacity(32 << 10, text.take(MAX_BYTES));
     let (mut found, mut seen) = (Vec::new(), HashSet::new());
     let mut line = Vec::with_capacity(256);
     while found.len() < MAX_FILES && next_line(&mut reader, &mut line)? {
-        if let Some(mapping) = parse_line(&line) {
+        if let Some(mapping) = parse_line(&line, &wanted) {
             if seen.insert((mapping.dev, mapping.ino)) {
                 found.push(mapping);
             }
         }
     }
-    found.sort_by_key(|m| !m.is_likely());
     Ok(found)
 }
 
@@ -102,18 +118,15 @@ fn next_line(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> 
 }
 
 /// `start-end perms offset major:minor inode   path`
-fn parse_line(line: &[u8]) -> Option<Mapping> {
+fn parse_line(line: &[u8], wanted: impl Fn(&[u8], &[u8]) -> bool) -> Option<Mapping> {
     let mut rest = line;
     let range = field(&mut rest)?;
     let permissions = field(&mut rest)?;
-    if permissions.get(2) != Some(&b'x') {
-        return None;
-    }
     let _offset = field(&mut rest)?;
     let device = field(&mut rest)?;
     let ino = number(field(&mut rest)?, 10)?;
     let path = rest.iter().position(|&b| b != b' ').map_or(&[][..], |at| &rest[at..]);
-    if ino == 0 || path.first() != Some(&b'/') {
+    if ino == 0 || path.first() != Some(&b'/') || !wanted(permissions, path) {
         return None;
     }
     let (start, end) = pair(range, b'-')?;
@@ -130,7 +143,7 @@ fn parse_line(line: &[u8]) -> Option<Mapping> {
 }
 
 /// One number for a device, comparable between `maps`, statx and perf records.
-pub(super) fn device_number(major: u64, minor: u64) -> u64 {
+pub(crate) fn device_number(major: u64, minor: u64) -> u64 {
     major << 32 | minor
 }
 

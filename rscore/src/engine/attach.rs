@@ -173,7 +173,8 @@ impl Attacher {
     pub fn counters(&self) -> Vec<(String, f64)> {
         let counters = self.probes.counters().unwrap_or_default();
         let mut figures = Vec::with_capacity(64);
-        for (what, name) in wire::what::NAMES.iter().enumerate().skip(1) {
+        let named = |(what, name): &(usize, &&str)| *what > 0 && !name.is_empty();
+        for (what, name) in wire::what::NAMES.iter().enumerate().filter(named) {
             figures.push((format!("events.{name}"), counters.events[what] as f64));
             figures.push((format!("lost.{name}"), counters.lost[what] as f64));
         }

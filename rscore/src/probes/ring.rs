@@ -6,10 +6,10 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::mapping::Mapping;
 use crate::wire::Event;
 
 const BUSY: u32 = 1 << 31;
@@ -21,41 +21,6 @@ const BATCH: usize = 512;
 /// on another core is in no cache of ours.
 const AHEAD: usize = 16 * 72;
 
-/// One memory mapping, unmapped when dropped.
-struct Mapping {
-    address: NonNull<u8>,
-    bytes: usize,
-}
-
-impl Mapping {
-    fn new(fd: BorrowedFd<'_>, bytes: usize, writable: bool, offset: usize) -> io::Result<Mapping> {
-        let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
-        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
-        let address = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                protection,
-                libc::MAP_SHARED,
-                fd.as_raw_fd(),
-                offset as libc::off_t,
-            )
-        };
-        if address == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let address = NonNull::new(address.cast()).ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Mapping { address, bytes })
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: address and length are those of a mapping this value owns.
-        unsafe { libc::munmap(self.address.as_ptr().cast(), self.bytes) };
-    }
-}
-
 /// One ring: the consumer's page, and the producer's page followed by the data, mapped twice
 /// in a row so that no record is torn.
 struct Ring {
@@ -66,10 +31,6 @@ struct Ring {
     /// Our position; published to the kernel in batches.
     position: u64,
 }
-
-// SAFETY: the mappings belong to this value alone in this process; the kernel is the only
-// other party and all shared words are atomics.
-unsafe impl Send for Ring {}
 
 impl Ring {
     /// Map the ring `fd` with `bytes` of data.

@@ -48,6 +48,7 @@ pub struct Place {
     width: u8,
     signed: bool,
     depth: u8,
+    rare: bool,
     offsets: [i32; DEPTH_MAX],
 }
 
@@ -65,7 +66,13 @@ impl Place {
         }
         let mut offsets = [0; DEPTH_MAX];
         offsets[..path.len()].copy_from_slice(path);
-        Some(Place { constant: false, base, width, signed, depth: path.len() as u8, offsets })
+        let depth = path.len() as u8;
+        Some(Place { constant: false, base, width, signed, depth, rare: false, offsets })
+    }
+
+    /// The same, read only now and then: at the first of many tags.
+    pub fn rarely(self, rare: bool) -> Place {
+        Place { rare, ..self }
     }
 
     /// The value, where it is the same at every hit.
@@ -83,6 +90,10 @@ impl Place {
 
     pub(super) fn width(&self) -> u8 {
         self.width
+    }
+
+    pub(super) fn rare(&self) -> bool {
+        self.rare
     }
 
     pub(super) fn signed(&self) -> bool {

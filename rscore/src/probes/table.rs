@@ -35,7 +35,7 @@ struct Step {
 #[derive(Clone, Debug)]
 enum Source {
     Const(i32),
-    Argument { index: usize, path: Vec<Step>, ty: Type },
+    Argument { index: usize, path: Vec<Step>, ty: Type, rare: bool },
 }
 
 /// One probed function.
@@ -83,11 +83,12 @@ impl Row {
         for (place, source) in places.iter_mut().zip(&self.fields) {
             *place = match source {
                 Source::Const(value) => Place::constant(*value),
-                Source::Argument { index, path, ty } => {
+                Source::Argument { index, path, ty, rare } => {
                     let shift = |s: &Step| if s.behind_vtable && virtual_context { 8 } else { 0 };
                     let path: Vec<i32> = path.iter().map(|s| s.offset + shift(s)).collect();
                     place_of(&locations[*index], self.arguments[*index], &path, *ty)
                         .ok_or_else(|| format!("{}: too many reads", self.symbol))?
+                        .rarely(*rare)
                 }
             };
         }
@@ -178,15 +179,19 @@ fn parse(line: &'static str) -> Result<Row, String> {
     for (index, name) in names.iter().enumerate() {
         if let Some(field) = field(name) {
             let ty = row.arguments[index];
-            row.fields[field as usize] = Source::Argument { index, path: vec![], ty };
+            row.fields[field as usize] = Source::Argument { index, path: vec![], ty, rare: false };
         }
     }
     for assignment in fields.split_whitespace() {
         let (name, source) = assignment.split_once('=').ok_or("field without a source")?;
+        let (name, rare) = match name.strip_suffix('?') {
+            Some(name) => (name, true),
+            None => (name, false),
+        };
         row.bytes |= name == "bytes";
         let name = if name == "bytes" { "count" } else { name };
         let field = field(name).ok_or_else(|| format!("unknown field {name}"))?;
-        row.fields[field as usize] = parse_source(source, &names, &row.arguments)?;
+        row.fields[field as usize] = parse_source(source, rare, &names, &row.arguments)?;
     }
     Ok(row)
 }
@@ -201,7 +206,12 @@ fn parse_type(ty: &str) -> Result<Type, String> {
     })
 }
 
-fn parse_source(source: &str, names: &[&str], arguments: &[Type]) -> Result<Source, String> {
+fn parse_source(
+    source: &str,
+    rare: bool,
+    names: &[&str],
+    arguments: &[Type],
+) -> Result<Source, String> {
     if let Ok(value) = source.parse() {
         return Ok(Source::Const(value));
     }
@@ -214,7 +224,7 @@ fn parse_source(source: &str, names: &[&str], arguments: &[Type]) -> Result<Sour
     let index = names.iter().position(|n| *n == name).ok_or(format!("no argument {name}"))?;
     let path = parts.map(parse_step).collect::<Result<Vec<Step>, _>>()?;
     let default = if path.is_empty() { arguments[index] } else { Type::Word };
-    Ok(Source::Argument { index, path, ty: ty.unwrap_or(default) })
+    Ok(Source::Argument { index, path, ty: ty.unwrap_or(default), rare })
 }
 
 fn parse_step(step: &str) -> Result<Step, String> {
@@ -291,17 +301,17 @@ mod tests {
             row(name).spec(arch, 0, false).unwrap().places[field as usize].to_string()
         };
         use Arch::{Aarch64, X86_64};
-        assert_eq!(text("ncclAllReduce", X86_64, Field::Id), "sp[8]:u64");
-        assert_eq!(text("ncclAllReduce", Aarch64, Field::Id), "arg6:u64");
+        assert_eq!(text("ncclAllReduce", X86_64, Field::Comm), "arg5:u64");
+        assert_eq!(text("ncclReduce", Aarch64, Field::Comm), "arg6:u64");
         assert_eq!(text("ncclReduceConfig", X86_64, Field::Comm), "sp[8]:u64");
         assert_eq!(text("ncclPutSignal", X86_64, Field::Comm), "sp[32]:u64");
-        assert_eq!(text("ncclPutSignal", Aarch64, Field::Id), "sp[16]:u64");
+        assert_eq!(text("ncclPutSignal", Aarch64, Field::Comm), "sp[8]:u64");
         assert_eq!(text("ncclCommInitRank", X86_64, Field::Peer), "arg2:i32");
         assert_eq!(text("ncclCommInitRank", X86_64, Field::Id), "sp[8]:u64");
         assert_eq!(text("ncclCommInitRank", Aarch64, Field::Id), "arg2[0]:u64");
         assert_eq!(text("ncclCommInitRankScalable", X86_64, Field::Id), "arg4[0]:u64");
         let barrier = row("_ZN4gloo7barrierERNS_14BarrierOptionsE");
         let size = |v| barrier.spec(X86_64, 0, v).unwrap().places[Field::Aux as usize].to_string();
-        assert_eq!((size(false), size(true)), ("arg0[0][4]:i32".into(), "arg0[0][12]:i32".into()));
+        assert_eq!((size(false), size(true)), ("arg0[0][0]:u64".into(), "arg0[0][8]:u64".into()));
     }
 }

@@ -98,6 +98,12 @@ impl Communicators {
         }
     }
 
+    /// Ranks in communicator `pointer`; `None` where unknown.
+    pub fn nranks(&self, pointer: u64) -> Option<u64> {
+        let facts = self.facts.get(usize::from(*self.ordinals.get(&pointer)?))?;
+        Some(facts.nranks).filter(|&nranks| nranks > 0)
+    }
+
     /// One of the `COMM_*` events.
     pub fn on_event(&mut self, event: &Event) {
         let parent_id = || {

@@ -39,6 +39,11 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
+    /// One shape for every size.
+    pub fn of_any_size(communicator: u16, function: u8, datatype: u8) -> Shape {
+        Shape { communicator, function, datatype, bytes: ANY_SIZE }
+    }
+
     #[inline]
     fn key(&self) -> u64 {
         let head = u64::from(self.communicator) << 16
@@ -68,7 +73,7 @@ impl Kinds {
     }
 
     fn insert(&mut self, shape: &Shape, key: u64) -> KindId {
-        let any = Shape { bytes: ANY_SIZE, ..*shape };
+        let any = Shape::of_any_size(shape.communicator, shape.function, shape.datatype);
         let any_key = any.key();
         let coarse = match self.index.get(&any_key) {
             Some(&id) => id,

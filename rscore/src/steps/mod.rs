@@ -1,24 +1,34 @@
 //! From events to steps to windows: everything between the drain and the scorer.
 //!
 //! ```text
-//! event ─► inflight (join, issue order) ─► timeline (own, busy) ─► tracker (period, place)
-//!                                                                       │ step ended
-//!                                     window::job (close, one row a rank) ◄┘
+//! event ──► inflight (join, issue order) ─┐
+//! record ─► device, reorder (issue order) ┴► lane: timeline (own, busy), tracker (period, place)
+//!                                                   │ step ended
+//!                                                   └► window::job (close, one row a rank)
 //! ```
+//!
+//! A process has a lane of what its host shows and, where it has a ring, one of what its device
+//! timed. A window takes all steps of a rank from one of the two.
 //!
 //! A process is known by its pid. Nothing here allocates once a job runs steadily, and every
 //! table has a bound, because a job can make its process emit whatever it likes.
 
 mod agreement;
 mod communicators;
+mod coverage;
+pub(crate) mod device;
 mod hash;
 mod inflight;
 mod kinds;
+pub(crate) mod lane;
+mod overlap;
 mod pattern;
 mod period;
 pub(crate) mod process;
+mod reorder;
 mod timeline;
 mod tracker;
+mod turns;
 
 use std::collections::HashMap;
 
@@ -26,6 +36,7 @@ pub use communicators::CommunicatorStatus;
 use hash::Map;
 use process::{Assignment, Process};
 
+use crate::ring::Record;
 use crate::window::job::Job;
 use crate::window::RankWindow;
 use crate::wire::{what, Event};
@@ -59,7 +70,7 @@ impl Default for Config {
 }
 
 /// State of one process, as `stragd/_rscore.pyi` has it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RankStatus {
     pub pid: u32,
     pub start_time: u64,
@@ -68,6 +79,12 @@ pub struct RankStatus {
     pub rank: u32,
     pub world_size: u32,
     pub events: u64,
+    /// Records of its ring.
+    pub records: u64,
+    /// Share of the host's calls that the ring saw too; `None` without a ring, or not yet known.
+    pub coverage: Option<f64>,
+    /// Functions (bit by `wire::function`) of which the ring misses a stable share.
+    pub missed: u32,
     pub collectives: u64,
     /// Collectives outside the repeating sequence.
     pub irregular: u64,
@@ -105,6 +122,8 @@ pub struct Pipeline {
     waiting: Vec<Vec<RankWindow>>,
     lost_events: u64,
     agreed_ns: u64,
+    /// Time of the last tick, CLOCK_MONOTONIC ns; 0 before it.
+    now_ns: u64,
     /// CLOCK_REALTIME minus CLOCK_MONOTONIC, ns.
     realtime_offset: i64,
     counters: Counters,
@@ -122,6 +141,7 @@ impl Pipeline {
             waiting: Vec::new(),
             lost_events: 0,
             agreed_ns: 0,
+            now_ns: 0,
             realtime_offset: 0,
             counters: Counters::default(),
         }
@@ -151,7 +171,7 @@ impl Pipeline {
         let process = &mut self.processes[place];
         if process.on_event(event) {
             // Nobody ticks: windows close here, late but not never.
-            let steps = process.steps.len();
+            let steps = process.lane().steps.len();
             let due = 2 * self.config.window_steps;
             if steps >= due && steps % self.config.window_steps == 0 {
                 if let Some(assignment) = process.assignment {
@@ -161,9 +181,48 @@ impl Pipeline {
         }
     }
 
+    /// A ring of process `pid` was found: its records follow. Until [`Pipeline::ring_mode`] says
+    /// otherwise it records everything.
+    pub fn ring_opened(&mut self, pid: u32) {
+        if let Some(place) = self.find_or_insert(pid, 0) {
+            self.processes[place].ring_opened();
+        }
+    }
+
+    /// Takes one record of the ring of `pid`, in any order. Windows close in `tick` only: one
+    /// ring is read behind the other, so some ranks are always ahead.
+    pub fn on_record(&mut self, pid: u32, record: &Record) {
+        if let Some(&place) = self.places.get(&pid) {
+            self.processes[place].on_record(record, self.now_ns);
+        }
+    }
+
+    /// `lost` records of `pid` since the last call were overwritten before they were read.
+    pub fn ring_lost(&mut self, pid: u32, lost: u64) {
+        if let Some(&place) = self.places.get(&pid) {
+            self.processes[place].ring_lost(lost);
+        }
+    }
+
+    /// Whether the ring of `pid` records everything from now on. Where records are off, thinned
+    /// or floored, the host probes have to do.
+    pub fn ring_mode(&mut self, pid: u32, full: bool) {
+        if let Some(&place) = self.places.get(&pid) {
+            self.processes[place].ring_mode(full);
+        }
+    }
+
+    /// The ring of `pid` is gone.
+    pub fn ring_closed(&mut self, pid: u32) {
+        if let Some(&place) = self.places.get(&pid) {
+            self.processes[place].ring_closed();
+        }
+    }
+
     /// To be called every few hundred milliseconds: closes windows, forgets strangers.
     /// `lost_events` is cumulative for the node.
     pub fn tick(&mut self, now_ns: u64, realtime_ns: u64, lost_events: u64) {
+        self.now_ns = self.now_ns.max(now_ns);
         self.lost_events = lost_events;
         self.realtime_offset = realtime_ns.wrapping_sub(now_ns) as i64;
         for process in &mut self.processes {
@@ -173,6 +232,7 @@ impl Pipeline {
             self.agreed_ns = now_ns;
             self.agree();
         }
+        self.share_overlap();
         let jobs: Vec<u64> = self.jobs.keys().copied().collect();
         for job in jobs {
             self.close_windows(job, now_ns, false);
@@ -196,6 +256,15 @@ impl Pipeline {
         for vote in agreement::outvoted(&votes) {
             self.processes[places[vote]].look_again();
         }
+    }
+
+    /// Ranks with one sequence tell each other beside what of it they work.
+    fn share_overlap(&mut self) {
+        let mut groups: HashMap<(u64, u64), Vec<&mut overlap::Overlap>> = HashMap::new();
+        for (job, signature, overlap) in self.processes.iter_mut().filter_map(Process::overlap) {
+            groups.entry((job, signature)).or_default().push(overlap);
+        }
+        groups.values_mut().for_each(|ranks| overlap::share(ranks));
     }
 
     /// Registers a process before its first event.
@@ -333,8 +402,8 @@ impl Pipeline {
             self.waiting.push(rows);
         }
         let of_job = |p: &Process| p.assignment.is_some_and(|a| a.job == key);
-        if self.processes.iter().any(|p| p.ended && of_job(p) && p.steps.len() == 0) {
-            self.processes.retain(|p| !(p.ended && of_job(p) && p.steps.len() == 0));
+        if self.processes.iter().any(|p| p.ended && of_job(p) && p.lane().steps.len() == 0) {
+            self.processes.retain(|p| !(p.ended && of_job(p) && p.lane().steps.len() == 0));
             self.index();
         }
     }

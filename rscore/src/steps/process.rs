@@ -1,20 +1,15 @@
-//! One process: events in, steps out.
+//! One process: events and records in, steps out.
 
 use super::agreement::Vote;
 use super::communicators::Communicators;
-use super::hash::mix;
+use super::device::Device;
 use super::inflight::{Collective, InFlight};
-use super::kinds::{Kinds, Shape};
-use super::timeline::Timeline;
-use super::tracker::Tracker;
+use super::lane::Lane;
+use super::overlap::Overlap;
 use super::RankStatus;
-use crate::window::log::{StepLog, StepRecord};
+use crate::ring::Record;
 use crate::window::source;
 use crate::wire::{what, Event};
-
-/// Collectives or time without a period, after which windows are slices of time.
-const UNSTEADY_COLLECTIVES: usize = 2000;
-const UNSTEADY_NS: u64 = 30_000_000_000;
 
 /// Who a process is within its job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,25 +18,6 @@ pub(crate) struct Assignment {
     pub rank: u32,
     pub world_size: u32,
     pub class_id: u32,
-}
-
-/// What happened since the last window closed, for ranks without steps.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Slice {
-    pub start_ns: u64,
-    pub own_at_start_ns: u64,
-    pub collectives: u64,
-    pub bytes: u64,
-    pub functions: u32,
-    pub untimed: bool,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Step {
-    start_ns: u64,
-    own_ns: u64,
-    bytes: u64,
-    untimed: bool,
 }
 
 /// Everything that is kept of one process.
@@ -53,26 +29,17 @@ pub(crate) struct Process {
     pub assignment: Option<Assignment>,
     /// The process ended; its steps wait for the window to close.
     pub ended: bool,
-    pub steps: StepLog,
-    pub slice: Slice,
     pub last_event_ns: u64,
     communicators: Communicators,
-    kinds: Kinds,
     flight: InFlight,
-    timeline: Timeline,
-    tracker: Tracker,
-    step: Step,
-    signature: u64,
+    /// What the host probes and gloo's worker threads tell.
+    host: Lane,
+    /// What the ring tells, once there is one. Both lanes are fed all the time, so that a window
+    /// has the one or the other as a whole.
+    device: Option<Box<Device>>,
     events: u64,
-    collectives: u64,
-    irregular: u64,
-    completed: u64,
-    host_calls: u64,
-    outvoted: u32,
+    step_limit: usize,
 }
-
-/// How often a rank looks again because most others cut the same sequence otherwise.
-const MAX_OUTVOTED: u32 = 8;
 
 impl Process {
     pub fn new(pid: u32, start_time: u64, step_limit: usize) -> Process {
@@ -81,22 +48,13 @@ impl Process {
             start_time,
             assignment: None,
             ended: false,
-            steps: StepLog::new(step_limit),
-            slice: Slice::default(),
             last_event_ns: 0,
             communicators: Communicators::default(),
-            kinds: Kinds::default(),
             flight: InFlight::default(),
-            timeline: Timeline::default(),
-            tracker: Tracker::default(),
-            step: Step::default(),
-            signature: 0,
+            host: Lane::new(step_limit),
+            device: None,
             events: 0,
-            collectives: 0,
-            irregular: 0,
-            completed: 0,
-            host_calls: 0,
-            outvoted: 0,
+            step_limit,
         }
     }
 
@@ -105,20 +63,22 @@ impl Process {
     pub fn on_event(&mut self, event: &Event) -> bool {
         self.events += 1;
         self.last_event_ns = self.last_event_ns.max(event.time_ns);
+        if event.what == what::ENTER && self.device.is_some() {
+            self.host_call(event);
+        }
         match event.what {
             what::ENTER if self.flight.is_empty() => self.take(&Collective::from_enter(event)),
-            what::ENTER | what::ISSUE | what::START => {
-                self.flight.on_event(event);
-                self.settle(event.time_ns)
-            }
             what::DETAIL => {
                 self.flight.on_event(event);
-                self.communicators.learn(event.comm, event.peer, event.aux);
-                false
+                let (rank, nranks) = event.rank_and_size();
+                if nranks > 0 {
+                    self.communicators.learn(event.comm, rank, nranks);
+                }
+                self.settle_host(event.time_ns)
             }
-            what::DONE | what::FAILED => {
+            what::ENTER | what::DONE | what::FAILED => {
                 self.flight.on_event(event);
-                self.settle(event.time_ns)
+                self.settle_host(event.time_ns)
             }
             what::COMM_INIT..=what::COMM_ABORT | what::COMM_INIT_ALL => {
                 self.communicators.on_event(event);
@@ -128,166 +88,150 @@ impl Process {
         }
     }
 
-    /// Hands on what is finished or given up by `now_ns`; true when a step ended.
+    /// Hands on what is finished or given up by `now_ns`.
+    pub fn settle(&mut self, now_ns: u64) {
+        if let Some(device) = &mut self.device {
+            device.settle(now_ns);
+        }
+        self.settle_host(now_ns);
+    }
+
+    /// The same for the host's side; true when a step ended.
     #[inline]
-    pub fn settle(&mut self, now_ns: u64) -> bool {
+    fn settle_host(&mut self, now_ns: u64) -> bool {
         let mut ended = false;
         while let Some(collective) = self.flight.pop(now_ns) {
             ended |= self.take(&collective);
+            if let Some(device) = self.device.as_mut().filter(|_| collective.timed) {
+                device.lane.also_busy(collective.start_ns, collective.end_ns);
+            }
         }
         ended
     }
 
-    // Always: a host call then never passes through memory as a Collective.
+    // Always: see `Lane::take`.
     #[inline(always)]
     fn take(&mut self, collective: &Collective) -> bool {
         let communicator = self.communicators.count(collective.communicator);
-        let shape = Shape {
-            communicator,
-            function: collective.function,
-            datatype: collective.datatype,
-            bytes: collective.bytes,
-        };
-        let kind = self.kinds.find(&shape, self.tracker.expected());
-        let before = self.timeline.covered();
-        let added = self.timeline.add(collective.start_ns, collective.end_ns, self.step.start_ns);
-        let place =
-            self.tracker.push(kind, added.gap, collective.end_ns, collective.broken, &self.kinds);
-        self.collectives += 1;
-        self.host_calls += u64::from(!collective.timed);
-        self.irregular += u64::from(place.irregular);
-        self.slice.collectives += 1;
-        self.slice.bytes = self.slice.bytes.saturating_add(collective.bytes);
-        self.slice.functions |= 1 << (collective.function & 31);
-        self.slice.untimed |= !collective.timed;
-        if self.slice.start_ns == 0 {
-            self.slice.start_ns = self.timeline.covered();
-            self.slice.own_at_start_ns = self.timeline.own_total();
-        }
-        if place.changed {
-            self.on_pattern();
-            return false;
-        }
-        if place.first {
-            // The new step begins where the one before ended, so nothing of it is settled yet.
-            self.steps.take_back(added.filled + added.filled_before);
-            self.step = Step { start_ns: before, own_ns: added.gap, ..Step::default() };
-        } else {
-            self.step.own_ns = (self.step.own_ns + added.gap).saturating_sub(added.filled);
-            if added.filled_before > 0 {
-                self.steps.take_back(added.filled_before);
-            }
-        }
-        self.step.bytes = self.step.bytes.saturating_add(collective.bytes);
-        self.step.untimed |= !collective.timed;
-        self.steps.duration(place.index, collective.end_ns.saturating_sub(collective.start_ns));
-        if place.last {
-            self.completed += 1;
-            if place.regular {
-                self.steps.push(StepRecord {
-                    number: self.completed,
-                    start_ns: self.step.start_ns,
-                    end_ns: self.timeline.covered(),
-                    own_ns: self.step.own_ns,
-                    bytes: self.step.bytes,
-                    timed: !self.step.untimed,
-                });
-                return true;
-            }
-        }
-        false
+        self.host.take(communicator, collective)
     }
 
+    /// Counts a call that the ring has to see too: one of a single rank, or of nothing, never
+    /// comes to the device.
     #[cold]
-    fn on_pattern(&mut self) {
-        if let Some(pattern) = self.tracker.pattern() {
-            if pattern.signature != self.signature || self.steps.period() != pattern.len() {
-                self.steps.restart(pattern.len());
-            }
-            self.signature = pattern.signature;
+    fn host_call(&mut self, event: &Event) {
+        let Some(device) = self.device.as_mut().filter(|device| device.is_full()) else { return };
+        if event.count > 0 && self.communicators.nranks(event.comm) != Some(1) {
+            device.coverage.host_call(event.function, event.time_ns);
         }
     }
 
-    /// A pattern is in force.
-    pub fn has_pattern(&self) -> bool {
-        self.tracker.pattern().is_some()
+    /// A ring was found; one before it is over.
+    pub fn ring_opened(&mut self) {
+        self.device = Some(Box::new(Device::new(self.step_limit)));
+    }
+
+    /// Takes one record of the ring.
+    pub fn on_record(&mut self, record: &Record, now_ns: u64) {
+        self.last_event_ns = self.last_event_ns.max(record.host_ns.min(now_ns));
+        if let Some(device) = &mut self.device {
+            device.on_record(record, now_ns);
+        }
+    }
+
+    /// `lost` more records were not read in time.
+    pub fn ring_lost(&mut self, lost: u64) {
+        if let Some(device) = &mut self.device {
+            device.on_lost(lost);
+        }
+    }
+
+    /// Whether the ring records everything from now on.
+    pub fn ring_mode(&mut self, full: bool) {
+        match &mut self.device {
+            Some(device) if full && !device.is_full() => **device = Device::new(self.step_limit),
+            Some(device) if !full && device.is_full() => device.stop(false),
+            _ => {}
+        }
+    }
+
+    /// The ring is gone.
+    pub fn ring_closed(&mut self) {
+        if let Some(device) = &mut self.device {
+            device.stop(true);
+        }
+    }
+
+    /// The device, while steps are made of what it tells.
+    fn live_device(&self) -> Option<&Device> {
+        let live = |d: &&Device| d.is_live() || self.ended && d.was_live();
+        self.device.as_deref().filter(live)
+    }
+
+    /// What steps are made of now.
+    pub fn lane(&self) -> &Lane {
+        self.live_device().map_or(&self.host, |device| &device.lane)
+    }
+
+    /// What tells of the whole window, and the device if it is that.
+    pub fn lane_for(&self, start_ns: u64, end_ns: u64) -> (&Lane, Option<&Device>) {
+        let covers = |d: &&Device| d.covers(start_ns, if self.ended { 0 } else { end_ns });
+        match self.live_device().filter(covers) {
+            Some(device) => (&device.lane, Some(device)),
+            None => (&self.host, None),
+        }
     }
 
     /// What this rank takes for the job's step; `None` without a job or a pattern.
     pub fn vote(&self) -> Option<Vote> {
         let job = self.assignment.filter(|_| !self.ended)?.job;
-        let pattern = self.tracker.pattern()?;
-        Some(Vote { job, base: pattern.base, signature: pattern.signature })
+        self.lane().vote(job)
+    }
+
+    /// What the ring's lane knows of its places, with its job and signature.
+    pub fn overlap(&mut self) -> Option<(u64, u64, &mut Overlap)> {
+        let job = self.assignment.filter(|_| !self.ended)?.job;
+        let device = self.device.as_mut().filter(|device| device.lane.has_pattern())?;
+        Some((job, device.lane.signature(), &mut device.overlap))
     }
 
     /// Most ranks cut the same sequence otherwise: searches anew, a bounded number of times.
     pub fn look_again(&mut self) {
-        if self.outvoted < MAX_OUTVOTED {
-            self.outvoted += 1;
-            self.tracker.reset();
+        match &mut self.device {
+            Some(device) if device.is_live() => device.lane.look_again(),
+            _ => self.host.look_again(),
         }
     }
 
-    /// No period for so long that windows have to be slices of time.
-    pub fn is_unsteady(&self, now_ns: u64) -> bool {
-        let tracker = &self.tracker;
-        !self.has_pattern()
-            && tracker.searched() > 0
-            && (tracker.searched() >= UNSTEADY_COLLECTIVES
-                || now_ns.saturating_sub(tracker.searched_since_ns()) >= UNSTEADY_NS)
-    }
-
-    /// Collectives per step, 0 without a pattern.
-    pub fn period(&self) -> usize {
-        self.tracker.pattern().map_or(0, |pattern| pattern.len())
-    }
-
-    /// Hash of the sequence; without a pattern of the functions that were called.
-    pub fn signature(&self) -> u64 {
-        match self.tracker.pattern() {
-            Some(_) => self.signature,
-            None => mix(0, u64::from(self.slice.functions)),
-        }
-    }
-
-    /// Signature of the steps in the log.
-    pub fn logged_signature(&self) -> u64 {
-        self.signature
-    }
-
-    /// End of the last collective, ns.
-    pub fn covered_ns(&self) -> u64 {
-        self.timeline.covered()
-    }
-
-    /// Time without a collective in flight since the process was seen, ns.
-    pub fn own_total_ns(&self) -> u64 {
-        self.timeline.own_total()
-    }
-
-    /// Steps that were completed, counted or not.
-    pub fn completed(&self) -> u64 {
-        self.completed
-    }
-
-    /// A window closed: the next slice of time begins.
+    /// The next slice of time begins.
     pub fn next_slice(&mut self) {
-        self.slice = Slice {
-            start_ns: self.timeline.covered(),
-            own_at_start_ns: self.timeline.own_total(),
-            ..Slice::default()
-        };
+        self.host.next_slice();
+        if let Some(device) = &mut self.device {
+            device.lane.next_slice();
+        }
+    }
+
+    /// A window closed at `end_ns`.
+    pub fn close(&mut self, end_ns: u64) {
+        self.host.close(end_ns);
+        if let Some(device) = &mut self.device {
+            device.close(end_ns);
+        }
     }
 
     /// What `stragctl ranks` shows.
     pub fn status(&self) -> RankStatus {
         let assignment =
             self.assignment.unwrap_or(Assignment { job: 0, rank: 0, world_size: 0, class_id: 0 });
-        let source = match (self.host_calls, self.collectives) {
+        let lane = self.lane();
+        let device = self.device.as_deref();
+        let source = match (lane.untimed(), lane.collectives()) {
             (_, 0) => 0,
+            _ if self.live_device().is_some() => source::DEVICE_RING,
             (0, _) => source::GLOO,
             _ => source::HOST_PROBE,
         };
+        let coverage = device.filter(|device| device.is_full());
         RankStatus {
             pid: self.pid,
             start_time: self.start_time,
@@ -295,11 +239,14 @@ impl Process {
             rank: assignment.rank,
             world_size: assignment.world_size,
             events: self.events,
-            collectives: self.collectives,
-            irregular: self.irregular,
-            steps: self.completed,
-            period: self.period() as u64,
-            signature: if self.has_pattern() { self.signature } else { 0 },
+            records: device.map_or(0, Device::records),
+            coverage: coverage.and_then(|device| device.coverage.share()),
+            missed: coverage.map_or(0, |device| device.coverage.missed()),
+            collectives: lane.collectives(),
+            irregular: lane.irregular(),
+            steps: lane.completed(),
+            period: lane.period() as u64,
+            signature: if lane.has_pattern() { lane.signature() } else { 0 },
             source,
             last_event_ns: self.last_event_ns,
             in_flight: self.flight.unfinished() as u64,

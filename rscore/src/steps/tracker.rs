@@ -84,6 +84,11 @@ impl Tracker {
         pattern.tokens.get(self.index).copied()
     }
 
+    /// Place in the step of the next collective if it goes on as expected.
+    pub fn next_place(&self) -> Option<usize> {
+        self.pattern.as_ref().map(|_| self.index)
+    }
+
     /// Takes the next collective: its kind, the own time before it (ns), when, and whether its
     /// times are worth nothing.
     #[inline]

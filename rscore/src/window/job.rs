@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use super::log::Measure;
 use super::transfer::{transfer, RankSteps};
 use super::{flag, source, RankWindow};
+use crate::steps::device::Device;
+use crate::steps::lane::Lane;
 use crate::steps::process::{Assignment, Process};
 use crate::steps::Config;
 
@@ -49,7 +51,7 @@ impl Job {
 
     /// Whether a process that ended has steps enough to wait for the window.
     pub fn keeps(&self, process: &Process) -> bool {
-        let steps = process.steps.count_after(self.start_ns.unwrap_or(0));
+        let steps = process.lane().steps.count_after(self.start_ns.unwrap_or(0));
         steps >= MIN_PARTIAL_STEPS
     }
 
@@ -74,15 +76,19 @@ impl Job {
         }
         let members = || processes.iter().filter(|p| self.member(p).is_some());
         let all_ended = members().all(|p| p.ended);
-        let full = members().filter_map(|p| p.steps.end_of(config.window_steps, start)).min();
+        let full =
+            members().filter_map(|p| p.lane().steps.end_of(config.window_steps, start)).min();
         let timeout = start.saturating_add(config.window_ns);
         let end = match full {
             Some(full) => full.min(timeout),
-            None if all_ended => members().filter_map(|p| p.steps.last_end_ns()).max()?,
+            None if all_ended => members().filter_map(|p| p.lane().steps.last_end_ns()).max()?,
             None if now_ns >= timeout => timeout,
             None => return None,
         };
-        let behind = |p: &Process| !p.ended && p.has_pattern() && p.covered_ns() < end;
+        let behind = |p: &Process| {
+            let lane = p.lane();
+            !p.ended && lane.has_pattern() && lane.covered_ns() < end
+        };
         let wait = !overdue && now_ns < end.saturating_add(GRACE_NS);
         if wait && (members().any(behind) || full.is_none() && !all_ended) {
             return None;
@@ -94,8 +100,7 @@ impl Job {
             self.next_window += 1;
         }
         for process in processes.iter_mut().filter(|p| self.member(p).is_some()) {
-            process.steps.close(end);
-            process.next_slice();
+            process.close(end);
         }
         // Empty windows of a long silence are not closed one by one.
         let next =
@@ -112,14 +117,15 @@ impl Job {
     fn start(&mut self, processes: &[Process], now_ns: u64, lost_events: u64) -> Option<u64> {
         let (mut ready, mut waiting, mut start) = (0, 0, 0);
         for process in processes.iter().filter(|p| self.member(p).is_some()) {
-            match process.steps.first_start_ns() {
+            let lane = process.lane();
+            match lane.steps.first_start_ns() {
                 Some(first) => {
                     ready += 1;
                     start = start.max(first);
                 }
-                None if process.is_unsteady(now_ns) => {
+                None if lane.is_unsteady(now_ns) => {
                     ready += 1;
-                    start = start.max(process.covered_ns());
+                    start = start.max(lane.covered_ns());
                 }
                 None if !process.ended => waiting += 1,
                 None => {}
@@ -148,6 +154,7 @@ impl Job {
         let mut peers: HashMap<u64, Vec<RankSteps>> = HashMap::new();
         for process in processes {
             let Some(who) = self.member(process) else { continue };
+            let (lane, device) = process.lane_for(start, end);
             let mut row = RankWindow {
                 job: self.key,
                 window: self.next_window,
@@ -156,25 +163,23 @@ impl Job {
                 rank: who.rank,
                 world_size: who.world_size,
                 class_id: who.class_id,
-                flags: if lost { flag::EVENTS_LOST } else { 0 },
+                flags: window_flags(process, device, lost),
+                source: device.map_or(source::GLOO, |_| source::DEVICE_RING),
                 ..RankWindow::default()
             };
-            if process.ended {
-                row.flags |= flag::PARTIAL;
-            }
-            match process.steps.measure(start, end) {
+            match lane.steps.measure(start, end) {
                 Some(measure) if process.ended && (measure.steps as usize) < MIN_PARTIAL_STEPS => {}
                 Some(measure) => {
-                    fill_steps(&mut row, &measure, process);
-                    if let Some(durations) = process.steps.mean_durations() {
-                        let steps = process.steps.busy(start, end).collect();
+                    fill_steps(&mut row, &measure, lane);
+                    if let Some(durations) = lane.steps.mean_durations() {
+                        let steps = lane.steps.busy(start, end).collect();
                         let steps = RankSteps { steps, wall: row.wall, durations };
                         peers.entry(row.signature).or_default().push(steps);
                     }
                     rows.push(row);
                 }
-                None if process.is_unsteady(end) && process.slice.collectives > 0 => {
-                    fill_slice(&mut row, process);
+                None if lane.is_unsteady(end) && lane.slice.collectives > 0 => {
+                    fill_slice(&mut row, lane);
                     // Of a slice only the whole is known: the shortest of the ranks.
                     let (steps, durations) = (vec![(end, row.wait as u64)], vec![row.wait]);
                     let steps = RankSteps { steps, wall: row.wall, durations };
@@ -183,6 +188,10 @@ impl Job {
                 }
                 None => {}
             }
+        }
+        let some_ring = rows.iter().any(|row| row.source == source::DEVICE_RING);
+        for row in rows.iter_mut().filter(|row| row.source == source::HOST_PROBE && some_ring) {
+            row.flags |= flag::NO_RING;
         }
         let transfers: HashMap<u64, f64> =
             peers.iter().map(|(signature, ranks)| (*signature, transfer(ranks))).collect();
@@ -195,9 +204,26 @@ impl Job {
     }
 }
 
+/// Flags of a row whatever is in it.
+fn window_flags(process: &Process, device: Option<&Device>, lost: bool) -> u32 {
+    let when = |set: bool, flag: u32| if set { flag } else { 0 };
+    let partial = when(process.ended, flag::PARTIAL);
+    // What a ring lost is known to the record, and spoils no more than its step.
+    match device {
+        None => partial | when(lost, flag::EVENTS_LOST),
+        Some(device) => {
+            let incomplete = flag::RING_INCOMPLETE | flag::OWN_UNKNOWN;
+            partial
+                | when(device.is_lossy(), flag::EVENTS_LOST)
+                | when(device.coverage.missed() != 0, incomplete)
+                | when(device.is_host_timed(), flag::HOST_TIMED)
+        }
+    }
+}
+
 /// Fills a row from steps; `wait` holds the whole busy time until `comm` is known.
-fn fill_steps(row: &mut RankWindow, measure: &Measure, process: &Process) {
-    row.signature = process.logged_signature();
+fn fill_steps(row: &mut RankWindow, measure: &Measure, lane: &Lane) {
+    row.signature = lane.logged_signature();
     row.first_step = measure.first_step;
     row.last_step = measure.last_step;
     row.steps = measure.steps;
@@ -207,41 +233,41 @@ fn fill_steps(row: &mut RankWindow, measure: &Measure, process: &Process) {
     row.own = measure.own;
     row.wait = measure.busy;
     row.own_se = measure.own_error;
-    row.collectives = process.steps.period() as f64;
+    row.collectives = lane.steps.period() as f64;
     row.bytes = measure.bytes;
-    row.source = source::GLOO;
-    if !measure.timed {
-        set_own_unknown(row);
-    }
+    hide_unknown(row, measure.timed);
 }
 
 /// Fills a row from a slice of time; values are per window.
-fn fill_slice(row: &mut RankWindow, process: &Process) {
-    let slice = &process.slice;
-    let wall = process.covered_ns().saturating_sub(slice.start_ns);
-    let own = process.own_total_ns().saturating_sub(slice.own_at_start_ns).min(wall);
+fn fill_slice(row: &mut RankWindow, lane: &Lane) {
+    let slice = &lane.slice;
+    let wall = lane.covered_ns().saturating_sub(slice.start_ns);
+    let own = lane.own_total_ns().saturating_sub(slice.own_at_start_ns).min(wall);
     row.flags |= flag::STEPS_NOT_INFERRED;
-    row.signature = process.signature();
-    row.first_step = process.completed();
-    row.last_step = process.completed();
+    row.signature = lane.signature();
+    row.first_step = lane.completed();
+    row.last_step = lane.completed();
     row.wall = wall as f64;
     row.own = own as f64;
     row.wait = (wall - own) as f64;
     row.own_se = f64::NAN;
     row.collectives = slice.collectives as f64;
     row.bytes = slice.bytes as f64;
-    row.source = source::GLOO;
-    if slice.untimed {
-        set_own_unknown(row);
-    }
+    hide_unknown(row, !slice.untimed);
 }
 
-/// Only the host's calls were seen: their order and rate are known, not how long they took.
-fn set_own_unknown(row: &mut RankWindow) {
-    row.source = source::HOST_PROBE;
-    row.flags |= flag::OWN_UNKNOWN;
-    row.own = f64::NAN;
-    row.wait = f64::NAN;
-    row.comm = f64::NAN;
-    row.own_se = f64::NAN;
+/// Without times of every collective, only their order and rate are known.
+fn hide_unknown(row: &mut RankWindow, timed: bool) {
+    if !timed {
+        row.flags |= flag::OWN_UNKNOWN;
+        if row.source == source::GLOO {
+            row.source = source::HOST_PROBE;
+        }
+    }
+    if row.flags & flag::OWN_UNKNOWN != 0 {
+        row.own = f64::NAN;
+        row.wait = f64::NAN;
+        row.comm = f64::NAN;
+        row.own_se = f64::NAN;
+    }
 }

@@ -121,6 +121,11 @@ impl StepLog {
         self.records.len() - self.records.partition_point(|record| record.end_ns <= start_ns)
     }
 
+    /// Steps that ended until `end_ns`.
+    pub fn count_until(&self, end_ns: u64) -> usize {
+        self.records.partition_point(|record| record.end_ns <= end_ns)
+    }
+
     /// Mean duration of the collective at each place of the step, ns.
     pub fn mean_durations(&self) -> Option<Vec<f64>> {
         let steps = self.summed as f64;
@@ -134,15 +139,18 @@ impl StepLog {
         self.records.iter().filter(inside).map(move |r| (r.end_ns, busy(r)))
     }
 
-    /// Means over the steps that ended after `start_ns` and until `end_ns`.
+    /// Means over the steps that ended after `start_ns` and until `end_ns`. Where less than half
+    /// of them could not be timed, over the others.
     pub fn measure(&self, start_ns: u64, end_ns: u64) -> Option<Measure> {
-        let inside = || self.records.iter().filter(|r| r.end_ns > start_ns && r.end_ns <= end_ns);
-        let (first, last) = (inside().next()?, inside().next_back()?);
+        let all = || self.records.iter().filter(|r| r.end_ns > start_ns && r.end_ns <= end_ns);
+        let (first, last) = (all().next()?, all().next_back()?);
+        let (steps, timed_steps) = (all().count(), all().filter(|r| r.timed).count());
+        let timed = 2 * timed_steps > steps;
+        let inside = || all().filter(|r| r.timed || !timed);
         let mut wall: Vec<f64> = inside().map(|r| (r.end_ns - r.start_ns) as f64).collect();
         let mut own: Vec<f64> = inside().map(|r| r.own_ns as f64).collect();
         let mut busy: Vec<f64> =
             inside().map(|r| (r.end_ns - r.start_ns).saturating_sub(r.own_ns) as f64).collect();
-        let steps = own.len();
         let own = trimmed(&mut own);
         Some(Measure {
             steps: steps as u32,
@@ -154,8 +162,8 @@ impl StepLog {
             own: own.mean,
             busy: trimmed(&mut busy).mean,
             own_error: own.error,
-            bytes: inside().map(|r| r.bytes as f64).sum::<f64>() / steps as f64,
-            timed: inside().all(|r| r.timed),
+            bytes: all().map(|r| r.bytes as f64).sum::<f64>() / steps as f64,
+            timed,
         })
     }
 

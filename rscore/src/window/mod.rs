@@ -23,8 +23,16 @@ pub mod flag {
     pub const STEPS_NOT_INFERRED: u32 = 2;
     /// Closed early: the rank ended, or the job did.
     pub const PARTIAL: u32 = 4;
-    /// `own`, `wait` and `comm` are not known (host probes only); they are NaN.
+    /// `own`, `wait` and `comm` are not known; they are NaN. With a source of DEVICE_RING:
+    /// RING_INCOMPLETE, or most steps have a collective without device time.
     pub const OWN_UNKNOWN: u32 = 8;
+    /// The ring misses a stable share of what the host calls (see the coverage of the rank): the
+    /// wait in there would pass for own time, so OWN_UNKNOWN comes with it.
+    pub const RING_INCOMPLETE: u32 = 16;
+    /// Times of the ring are of the poll by the host, not of the device's clock.
+    pub const HOST_TIMED: u32 = 32;
+    /// No ring, in a job of which other ranks have one.
+    pub const NO_RING: u32 = 64;
 }
 
 /// One row per rank and window. Times are nanoseconds per step (10 % trimmed means over the

@@ -145,6 +145,9 @@ pub struct Gloo {
     pub slow: Option<(usize, f64)>,
     pub drop_every: Option<u64>,
     pub assign: bool,
+    /// How late a worker begins after it took a work from the queue, ns at most.
+    pub late_ns: usize,
+    random: Random,
     ranks: usize,
     workers: usize,
     now: u64,
@@ -161,6 +164,8 @@ impl Gloo {
             slow: None,
             drop_every: None,
             assign: true,
+            late_ns: 0,
+            random: Random::new(11),
             ranks,
             workers,
             now: 1_000_000_000_000,
@@ -222,7 +227,8 @@ impl Gloo {
             for rank in 0..self.ranks {
                 issue[rank] += (call.before_ns as f64 * factor(rank)) as u64;
                 let worker = (0..self.workers).min_by_key(|&w| free[rank][w].0).unwrap();
-                starts.push((issue[rank].max(free[rank][worker].0), worker));
+                let late = self.random.below(self.late_ns + 1) as u64;
+                starts.push((issue[rank].max(free[rank][worker].0) + late, worker));
             }
             let end = starts.iter().map(|s| s.0).max().unwrap() + call.transfer_ns;
             ends[index] = end;
@@ -232,20 +238,11 @@ impl Gloo {
                 if self.skip_collectives > 0 {
                     continue;
                 }
-                let work = 0x7000 + 64 * ((self.work + index as u64) % 8) + (rank as u64) * 4096;
                 let (tgid, tid) = (self.pid(rank), self.pid(rank) * 16);
                 let context = 0xc000 + rank as u64 * 512 + call.group;
                 let base = Event { tgid, tid, datatype: 255, reduction: 255, ..Event::default() };
                 let worker_tid = tid + 1 + worker as u32;
-                events.push(Event {
-                    time_ns: issue[rank],
-                    what: what::ISSUE,
-                    comm: 0xb000 + call.group,
-                    aux: work,
-                    ..base
-                });
-                let run = Event { tid: worker_tid, aux: work, ..base };
-                events.push(Event { time_ns: start, what: what::START, ..run });
+                let run = Event { tid: worker_tid, ..base };
                 events.push(Event {
                     time_ns: start,
                     what: what::DETAIL,
@@ -253,8 +250,8 @@ impl Gloo {
                     count: call.count,
                     id: call.element,
                     comm: context,
-                    peer: rank as i32,
-                    aux: self.ranks as u64,
+                    peer: (self.work + index as u64) as i32,
+                    aux: rank as u64 | (self.ranks as u64) << 32,
                     ..run
                 });
                 events.push(Event { time_ns: end, what: what::DONE, ..run });

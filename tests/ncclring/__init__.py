@@ -1,0 +1,1 @@
+"""A host in C that plays NCCL for the profiler plugin, and a reader of its ring."""
