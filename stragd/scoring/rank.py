@@ -132,9 +132,8 @@ def judge(rank: RankScore, member: Member, noise: Noise, context: Context) -> st
         usual_spread = max(spread, 0.03)
         _count_gross(rank, level, limit, row)
     if rank.case is not None and rank.case.proven():
-        long_run = deviation * math.sqrt((1.0 + correlation) / (1.0 - correlation))
         difference = value - rank.case.base
-        rank.case.follow(difference * trust, long_run, limit, config)
+        rank.case.follow(difference * trust, deviation, limit, config)
         _show(rank.case, member, context, others, level, difference, error)
         if rank.case.state == CLEARED and rank.case.level:
             rank.series, rank.present = Series(), 0

@@ -218,9 +218,8 @@ class Job:
         correlation = noise.correlation
         score.present = score.present << 1 & (1 << RECENT) - 1
         if score.case is not None and score.case.proven():
-            long_run = deviation * math.sqrt((1.0 + correlation) / (1.0 - correlation))
             excess = value - series.anchor - score.case.base
-            score.case.follow(excess, long_run, 0.0, config)
+            score.case.follow(excess, deviation, 0.0, config)
             return
         if series.count() == 0:
             series.anchor = value

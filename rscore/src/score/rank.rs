@@ -213,7 +213,7 @@ impl RankScore {
         }
         if let Some(case) = self.case.as_mut().filter(|case| case.is_proven()) {
             let difference = value - case.base;
-            case.follow(difference * trust, deviation * context.long_run, beside.limit, config);
+            case.follow(difference * trust, deviation, beside.limit, config);
             case.finding = Some(straggler(case, member, row, context, beside, difference, error));
             if case.state == State::Cleared && case.level {
                 (self.series, self.present, *spread) = (Series::default(), 0, Spread::default());

@@ -48,7 +48,7 @@ impl WholeScore {
         self.present <<= 1;
         if let Some(case) = self.case.as_mut().filter(|case| case.is_proven()) {
             let excess = value - series.anchor - case.base;
-            case.follow(excess, deviation * noise.long_run(), 0.0, config);
+            case.follow(excess, deviation, 0.0, config);
             return;
         }
         if series.count() == 0 {
