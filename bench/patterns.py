@@ -3,8 +3,10 @@
 Method: tests/cpunccl's trainer, 8 ranks, with the ring's plugin and a fresh stragd each time. For
 each pattern and phase one rank, drawn at random, gets 5 % of a whole step's own work more in that
 phase, from step FROM on; right is when that rank and nobody else is confirmed, also one window
-later. Then healthy runs of each pattern: right is when nobody is. Communication is real, among
-processes; GPU kernels are planned durations, so the figures say nothing about a GPU's noise.
+later. Windows are steps between the fault and the confirmation over 100; the fault begins in the
+middle of a window. Then healthy runs of each pattern: right is when nobody is. Communication is
+real, among processes; GPU kernels are planned durations, so the figures say nothing about a GPU's
+noise.
 
     python -m bench patterns            all
     python -m bench.patterns ddp moe    some, with their healthy runs
@@ -26,7 +28,8 @@ from tests.cpunccl.ranks import FOLDER, build
 from tests.harness import ROOT, Daemon, Job, daemon
 
 PLUGIN = ROOT / "target" / "ncclring" / "libnccl-profiler-stragd.so"
-RANKS, PERCENT, FROM = 8, 5, 400
+RANKS, PERCENT, FROM = 8, 5, 800
+WINDOW = 100  # steps
 LIMIT = 12  # windows after the fault
 HEALTHY_RUNS, HEALTHY_STEPS = 5, 1200
 
@@ -51,29 +54,26 @@ class Outcome:
     """Who was named, and windows from the fault to the first name; None: nobody."""
 
     named: list[int]
-    windows: int | None
+    windows: float | None
 
 
-def windows(watcher: Daemon, training: Training) -> int:
-    """Windows of the job so far."""
-    keys = {rank["job"] for rank in watcher.ranks(training)}
-    return max((j["windows"] for j in watcher.ask("jobs")["jobs"] if j["key"] in keys), default=0)
+def steps(watcher: Daemon, training: Training) -> int:
+    """Steps that every rank has made."""
+    return min((rank["steps"] for rank in watcher.ranks(training)), default=0)
 
 
 def watch(watcher: Daemon, training: Training) -> Outcome:
     """Until a rank is named and one window more, or until LIMIT windows after the fault."""
-    at_fault = confirmed = None
+    confirmed = None
     while training.process.poll() is None:
         time.sleep(0.5)
-        if not any(record["event"] == "injected" for record in training.records()):
-            continue
-        now = windows(watcher, training)
-        at_fault = now if at_fault is None else at_fault
+        now = steps(watcher, training)
         if confirmed is None and watcher.named(training):
             confirmed = now
-        if now > at_fault + LIMIT or (confirmed is not None and now > confirmed):
+        last = FROM + LIMIT * WINDOW if confirmed is None else confirmed + WINDOW
+        if now > last:
             break
-    after = None if confirmed is None or at_fault is None else confirmed - at_fault
+    after = None if confirmed is None else (confirmed - FROM) / WINDOW
     return Outcome(watcher.named(training), after)
 
 
@@ -117,7 +117,7 @@ def main(names: list[str] | None = None) -> None:
             outcome = faulty(pattern, phase, rank, draw.randrange(1000))
             runs += 1
             right += outcome.named == [rank]
-            after = "never" if outcome.windows is None else outcome.windows
+            after = "never" if outcome.windows is None else f"{outcome.windows:.1f}"
             print(f"| {pattern} | {phase} | {rank} | {outcome.named} | {after} |", flush=True)
         for number in range(HEALTHY_RUNS):
             named = healthy(pattern, draw.randrange(1000))

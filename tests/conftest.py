@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from stragd.discovery import Identifier
+from tests.needs import lacking
 from tests.processes import Processes
 
 
@@ -19,3 +21,9 @@ def processes() -> Iterator[Processes]:
 @pytest.fixture
 def identifier() -> Identifier:
     return Identifier()
+
+
+@pytest.fixture
+def root() -> None:
+    if os.geteuid() != 0:
+        lacking("reading a ring through /proc/PID/map_files needs root")

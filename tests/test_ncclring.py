@@ -18,10 +18,7 @@ from tests.ncclring.host import NOBODY, Host
 VERSIONS = {3: 22602, 4: 22705, 5: 22803, 6: 22907, 7: 23203}
 
 
-@pytest.fixture(autouse=True)
-def _root() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("reading a ring through /proc/PID/map_files needs root")
+pytestmark = pytest.mark.usefixtures("root")
 
 
 @pytest.mark.parametrize("version", VERSIONS)

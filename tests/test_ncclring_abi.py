@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.ncclring.build import ROOT, built, run
+from tests.needs import lacking
 
 HEAD = {"type": ("type", 0), "parentObj": ("parent", 8), "rank": ("rank", 16)}
 COLL_V4 = {
@@ -95,7 +96,7 @@ def real_nccl() -> Path:
     for name in os.environ.get("STRAGD_TEST_NCCL", "").split(":"):
         if "2.32" in name:
             return Path(name)
-    pytest.skip("STRAGD_TEST_NCCL names no NCCL 2.32: see tests/fetch_libraries.sh")
+    lacking("STRAGD_TEST_NCCL names no NCCL 2.32: see tests/fetch_libraries.sh")
 
 
 def ask_gdb(library: Path, expressions: list[str]) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,7 @@ LIBRARIES = {3: 22602, 4: 22705, 5: 22803, 6: 22907, 7: 23203}
 ALL = 0xFFFF
 
 
-@pytest.fixture(autouse=True)
-def _root() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("reading a ring through /proc/PID/map_files needs root")
+pytestmark = pytest.mark.usefixtures("root")
 
 
 def chained(version: int, plugin: str | Path, log: Path, mask: int = ALL) -> Host:

@@ -15,10 +15,7 @@ GROUP, PROGRESS, FULL = 0x1, 0x6, 0x46
 BLOCK = 4096
 
 
-@pytest.fixture(autouse=True)
-def _root() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("reading a ring through /proc/PID/map_files needs root")
+pytestmark = pytest.mark.usefixtures("root")
 
 
 def run(host: Host, count: int, size: int = 10) -> None:
@@ -44,8 +41,10 @@ def control(mode: int = 0, floor: int = 0, sample: int = 0) -> int:
     ],
 )
 def test_default_by_version(version: int, library: int, amd: bool, mask: int, reason: str) -> None:
-    if os.statvfs("/dev/shm").f_bavail * os.statvfs("/dev/shm").f_frsize < 256 << 20:
-        pytest.skip("this machine has less than 256 MiB free in /dev/shm")
+    memory = os.statvfs("/dev/shm")
+    small = memory.f_bavail * memory.f_frsize < 256 << 20
+    if small and 22600 <= library < 23100 and mask == FULL:
+        mask, reason = PROGRESS, "/dev/shm"
     with Host(version, library, amd) as host:
         assert host.init() == mask
         header = host.ring().header

@@ -238,4 +238,4 @@ def test_three_hundred_rings(programs: Programs) -> None:
                 writer.kill()
         for ring in refused:
             writer = next(w for w in writers if w.pid == ring["pid"])
-            assert ring_of(engine, writer)["records"] == 10
+            assert read_all(engine, writer, 10)["records"] == 10

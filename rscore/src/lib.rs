@@ -1,7 +1,8 @@
 //! stragd's native core.
 //!
 //! ```text
-//! discover ─► probes ─► engine (drain thread) ─► steps ─► window ─► (Python, exchange) ─► score
+//! discover ─┬► probes ─┬► engine (drain thread) ─► steps ─► window ─► (Python, exchange) ─► score
+//!           └► ring ───┘
 //! ```
 //!
 //! Everything that is counted one by one lives here; Python sees whole windows only.

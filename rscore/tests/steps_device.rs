@@ -11,7 +11,7 @@ use rscore::window::{flag, source, RankWindow};
 use rscore::wire::function::REDUCE_SCATTER;
 
 /// Windows that the job is healthy, and in which the slow rank must be named.
-const HEALTHY: usize = 16;
+const HEALTHY: usize = 8;
 const WITHIN: usize = 3;
 /// Of the rank's own work of a whole step.
 const SHARE: f64 = 0.05;
@@ -57,7 +57,10 @@ fn names_the_slow_rank(pattern: Pattern) {
         println!("{phase:?} of rank {rank}: own by {changes:.3?}, named {named:?}");
         for (other, change) in changes.iter().enumerate() {
             let expected = if other == rank { 1.0 + SHARE } else { 1.0 };
-            assert!((change - expected).abs() < SHARE / 4.0, "{phase:?} of rank {rank}: {changes:.3?}");
+            assert!(
+                (change - expected).abs() < SHARE / 4.0,
+                "{phase:?} of rank {rank}: {changes:.3?}"
+            );
         }
         assert!(named.contains(&(Kind::Straggler, Some(rank as u32))), "{phase:?}: {named:?}");
         let others = named.iter().filter(|n| **n != (Kind::Straggler, Some(rank as u32)));

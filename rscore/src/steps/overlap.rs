@@ -26,11 +26,12 @@ const QUEUED_NS: u64 = 20_000;
 const LEAST: f64 = 16.0;
 const MEMORY: f64 = 512.0;
 const MEMORY_OF_WORK: f64 = 64.0;
-/// Slopes beyond which a place is judged, and standard errors that must lie between; many,
-/// because every step is a new chance to err.
+/// Slopes beyond which a place is judged, standard errors that must lie between, and the largest
+/// standard error that proves anything: every step is a new chance to err.
 const BESIDE: f64 = 0.4;
 const WAITED: f64 = 0.6;
 const ERRORS: f64 = 3.0;
+const LARGEST_ERROR: f64 = 0.15;
 /// Durations that differ less (ns, root mean square) teach nothing: so coarse are device clocks.
 const LEAST_CHANGE_NS: f64 = 10_000.0;
 /// Share of its squares that a figure must keep when others are held fixed; less is rounding.
@@ -40,7 +41,7 @@ const QUEUED_SHARE: f64 = 0.1;
 /// A collective this long (ns) is a stall, and none that teaches anything.
 const STALL_NS: f64 = 1e10;
 /// Steps and time after which windows begin although some places are not judged.
-const SETTLE_STEPS: u32 = 160;
+const SETTLE_STEPS: u32 = 64;
 const SETTLE_NS: u64 = 120_000_000_000;
 
 /// L and D of the place before, then L and D of this one, ns.
@@ -105,11 +106,25 @@ impl Figures {
                 *sum = *sum * keep + product;
             }
         }
-        let Some((slope, error)) = self.slope() else { return };
+        self.beside = self.judge().or(self.beside);
+    }
+
+    fn judge(&self) -> Option<bool> {
+        let (slope, error) = self.slope().filter(|&(_, error)| error < LARGEST_ERROR)?;
         if slope + ERRORS * error < WAITED && slope < BESIDE {
-            self.beside = Some(true);
+            Some(true)
         } else if slope - ERRORS * error > BESIDE && slope > WAITED {
-            self.beside = Some(false);
+            Some(false)
+        } else {
+            None
+        }
+    }
+
+    /// Adds what another rank has learnt at the same place.
+    fn pool(&mut self, other: &Figures) {
+        self.weight += other.weight;
+        for (sums, others) in self.products.iter_mut().zip(&other.products) {
+            sums.iter_mut().zip(others).for_each(|(sum, other)| *sum += other);
         }
     }
 
@@ -240,8 +255,11 @@ pub(crate) fn share(ranks: &mut [&mut Overlap]) {
         distances.clear();
         distances.extend(figures().filter(|f| f.steps >= LEAST).map(|f| f.distance));
         distances.sort_unstable_by(f64::total_cmp);
+        let mut together = Figures::default();
+        figures().for_each(|figures| together.pool(figures));
+        let majority = (beside != waited).then_some(beside > waited);
         let shared = Shared {
-            beside: (beside != waited).then_some(beside > waited),
+            beside: together.judge().or(majority),
             distance: distances.get(distances.len() / 2).copied(),
         };
         ranks.iter_mut().for_each(|rank| rank.places[place].shared = shared);
@@ -318,6 +336,25 @@ mod tests {
             );
         }
         own
+    }
+
+    /// Durations that hardly differ, and work that differs much: any slope is chance.
+    #[test]
+    fn a_slope_that_nothing_holds_judges_nobody() {
+        for seed in 0..200 {
+            let mut overlap = Overlap::default();
+            overlap.follow(1, 5, 0);
+            for n in 0..200 {
+                let random = super::super::hash::mix(seed, n);
+                let end_ns = 4_000_000 + random % 60_000;
+                let next_start_ns = end_ns + 6_000_000 + (random >> 20) % 1_000_000;
+                overlap.own_within(
+                    0,
+                    &Neighbours { start_ns: 0, end_ns, next_start_ns, stream_end_ns: end_ns },
+                );
+            }
+            assert_ne!(overlap.places[0].is_beside(), Some(true), "{seed}");
+        }
     }
 
     #[test]

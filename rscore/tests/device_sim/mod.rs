@@ -131,8 +131,7 @@ pub struct Sim {
     emitted: u64,
 }
 
-/// Steps of a window; short ones, because nothing here needs more to be exact.
-const WINDOW_STEPS: usize = 30;
+const WINDOW_STEPS: usize = 100;
 const STREAMS: usize = 3;
 /// How far the host runs ahead of the device, ns.
 const LEAD_NS: u64 = 2_000_000;
