@@ -183,6 +183,8 @@ class Finding(TypedDict):
     own_ns: float
     peers_own_ns: float  # median; NaN without peers
     peers: int
+    work: float
+    moved: int
 
 @type_check_only
 class Abstention(TypedDict):

@@ -42,6 +42,8 @@ class RandomJob:
         self.shuffled = draw.random() < 0.4
         self.host = draw.random() < 0.3
         self.inferred = draw.random() < 0.9
+        self.tenths = draw.choice([0, 0, 2, 5])
+        """Tenths of a window that are seen before it."""
         classes, stages = draw.choice([1, 1, 2, 3]), draw.choice([1, 1, 1, 2, 4])
         self.class_of = [draw.randrange(classes) for _ in range(self.size)]
         self.stage_of = [draw.randrange(stages) for _ in range(self.size)]
@@ -58,9 +60,21 @@ class RandomJob:
         ]  # fmt: skip
 
     def __iter__(self) -> Iterator[NDArray[np.void]]:
-        draw, number, step = self.draw, draw_start(self.draw), 0
+        draw, number, step, tenth = self.draw, draw_start(self.draw), 0, 0
         for window in range(self.windows):
+            for place in range(self.tenths):
+                rows = self._window(window, number, step)
+                rows["own"] *= np.exp([draw.gauss(0, 2 * self.noise) for _ in rows])
+                rows["wall"] = np.maximum(rows["wall"], rows["own"])
+                rows["window"], rows["flags"] = tenth, rows["flags"] | 128
+                rows["first_step"] += 10 * place
+                rows["last_step"] = rows["first_step"] + 9
+                rows["steps"] = np.minimum(rows["steps"], 10)
+                yield rows
+                tenth += draw.choice([1, 1, 1, 1, 2, 0])
             rows = self._window(window, number, step)
+            if self.tenths and draw.random() < 0.1:
+                rows["flags"][: len(rows) // 3] |= 128  # some think that it is a tenth
             yield rows
             number += draw.choice([1, 1, 1, 1, 1, 1, 2, 0])
             step += 100
@@ -98,6 +112,7 @@ class RandomJob:
         rows["start_ns"], rows["end_ns"] = number * 10**10, (number + 1) * 10**10
         rows["time_ns"] = 10**18 + (number + 1) * 10**10
         rows["source"] = 3 if self.host else 1
+        rows["bytes"] = 1e8 * (1.0 + self.noise * np.arange(size))
         rows["flags"] = [
             (0 if self.inferred else 2) | (draw.choice([1, 4, 8]) if draw.random() < 0.02 else 0)
             for _ in range(size)
@@ -117,7 +132,8 @@ class RandomJob:
             [
                 ("own", math.nan), ("own", math.inf), ("own", 0.0), ("own", -1.0), ("own", 5e-324),
                 ("wall", math.nan), ("wall", 0.0), ("wait", -math.inf), ("comm", -1.0),
-                ("own_se", -1.0), ("own_se", math.nan), ("rank", 1 << 31), ("rank", 0),
+                ("own_se", -1.0), ("own_se", math.nan), ("bytes", math.nan), ("bytes", -1.0),
+                ("rank", 1 << 31), ("rank", 0),
                 ("world_size", 0), ("world_size", (1 << 32) - 1), ("window", (1 << 64) - 1),
                 ("window", 0), ("steps", 0), ("flags", (1 << 32) - 1),
             ]

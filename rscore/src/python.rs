@@ -348,6 +348,8 @@ fn finding_dict<'py>(py: Python<'py>, finding: &score::Finding) -> PyResult<Boun
     item.set_item("own_ns", finding.own_ns)?;
     item.set_item("peers_own_ns", finding.peers_own_ns)?;
     item.set_item("peers", finding.peers)?;
+    item.set_item("work", finding.work)?;
+    item.set_item("moved", finding.moved)?;
     Ok(item)
 }
 

@@ -34,6 +34,8 @@ SHAPE = 1.0
 TRIM = 0.1
 STEP_NS = 1e8
 EPOCH_NS = 1_700_000_000_000_000_000
+TENTHS, TENTH = 10, 128
+"""Tenths of a window, and the flag of their rows."""
 
 DTYPE = np.dtype(
     {
@@ -96,6 +98,8 @@ class Scenario:
     """Every so many windows everybody takes half as long again."""
     missing: float = 0.0
     """Share of rows that are lost on the way."""
+    tenths: bool = False
+    """Whether the ten tenths of a window come before it, as a node sends them."""
     faults: tuple[Fault, ...] = ()
     ordinary: tuple[int, ...] = ()
     """Ranks whose machine is exactly as fast as the median of its class."""
@@ -159,6 +163,22 @@ class WindowNoise:
         places = self._rng.integers(0, len(means), self._count)
         return means[places], errors[places]
 
+    def draw_tenth(self, means: Floats) -> tuple[Floats, Floats]:
+        """The same of a tenth of the window that has the ``means``."""
+        one, steps = self._scenario, self._scenario.steps // TENTHS
+        if one.noise == "ar1":
+            # Of so few steps that resemble each other, the mean is nearly as wide as one of them.
+            wide = one.jitter * math.sqrt(sum(_ar1_variance(CORRELATION, steps)))
+            return 1.0 + wide * self._rng.standard_normal(self._count), np.full(self._count, wide)
+        if one.noise == "ar1-windows":
+            error = one.jitter / math.sqrt(steps)
+            return means + error * self._rng.standard_normal(self._count), np.full(
+                self._count, error
+            )
+        few, errors = library(one.noise, one.jitter, steps)
+        places = self._rng.integers(0, len(few), self._count)
+        return few[places], errors[places]
+
     def _correlated(self) -> tuple[Floats, Floats]:
         one, rho, rng = self._scenario, CORRELATION, self._rng
         error = one.jitter / math.sqrt(one.steps)
@@ -176,6 +196,13 @@ class WindowNoise:
             + rest * rng.standard_normal(self._count)
         )
         return 1.0 + one.jitter * deviates, np.full(self._count, error)
+
+
+def _ar1_variance(rho: float, steps: int) -> tuple[float, float]:
+    """Variance of the mean of so many steps of a stationary AR(1): of the state before, and of
+    what came new."""
+    from_state, _, mean, _ = _ar1_window(rho, steps)
+    return from_state * from_state, mean
 
 
 @functools.cache
@@ -230,10 +257,31 @@ def simulate(scenario: Scenario) -> Iterator[NDArray[np.void]]:
         rows["comm"] = 0.05 * STEP_NS
         rows["wall"] = slowest + rows["comm"]
         rows["wait"] = slowest - own
+        if one.tenths:
+            yield from _tenths(rows, noise, means, scale, window)
         if one.missing:
             yield rows[rng.random(len(rows)) >= one.missing]
         else:
             yield rows.copy()
+
+
+def _tenths(
+    window: NDArray[np.void], noise: WindowNoise, means: Floats, scale: Floats, number: int
+) -> Iterator[NDArray[np.void]]:
+    """The ten tenths of a window, whose own times are of steps of their own."""
+    steps = int(window["steps"][0]) // TENTHS
+    for place in range(TENTHS):
+        rows = window.copy()
+        few, errors = noise.draw_tenth(means)
+        rows["window"], rows["flags"], rows["steps"] = number * TENTHS + place, TENTH, steps
+        rows["first_step"] += np.uint64(place * steps)
+        rows["last_step"] = rows["first_step"] + np.uint64(steps - 1)
+        rows["start_ns"] += np.uint64(place * steps * int(STEP_NS))
+        rows["end_ns"] = rows["start_ns"] + np.uint64(steps * int(STEP_NS))
+        rows["time_ns"] = np.uint64(EPOCH_NS) + rows["end_ns"]
+        rows["own"], rows["own_se"] = few * scale, errors * scale
+        rows["wall"] = np.maximum(rows["wall"], rows["own"])
+        yield rows
 
 
 def _machines(one: Scenario, rng: np.random.Generator) -> tuple[NDArray[np.uint32], Floats]:

@@ -26,6 +26,9 @@ MEMORY = 16
 """Windows over which the size of a slowdown is averaged."""
 CLIP = 8.0
 
+CHANGE, LEVEL, FAST = range(3)
+"""What proved a case: a change against the past, the level above the peers, the fast lane."""
+
 
 @dataclass
 class Case:
@@ -36,7 +39,7 @@ class Case:
     since_window: int
     since_time_ns: int
     quiet: int = 0
-    level: bool = False
+    how: int = CHANGE
     base: float = 0.0
     shift: float = 0.0
     windows: int = 0
@@ -56,7 +59,7 @@ class Case:
         for a case that never had a past.
         """
         least = min(self.shift, max(4.0 * deviation, self.shift / 4.0))
-        if self.level:
+        if self.how == LEVEL:
             least = max(least, min(self.shift, limit))
         middle = least / 2.0
         self.windows = min(self.windows + 1, MEMORY)

@@ -56,6 +56,12 @@ class Group:
     members: list[Member]
     ordered: list[float]
     """Values in order."""
+    moved: int = 0
+    """Ranks that were named within the last 64 windows and are healthy again."""
+
+    def usual_bytes(self) -> float:
+        """Median of the bytes per step."""
+        return median(sorted(member.row.bytes for member in self.members))
 
     def median(self) -> float:
         """Of the values."""
@@ -149,6 +155,12 @@ def set_references(groups: list[Group]) -> list[float]:
             member.others = len(pool.known) - member.known
             member.reference = pool.reference(member)
     return everybody.healthy
+
+
+def stated_error(members: list[Member]) -> float:
+    """Median of the standard errors that the windows state (ln); 0 where none does."""
+    errors = [m.row.own_se / m.row.own for m in members if m.row.own_se > 0.0]
+    return median(sorted(errors)) if errors else 0.0
 
 
 def slowest_two(groups: list[Group]) -> dict[int, tuple[float, float]]:

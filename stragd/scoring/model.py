@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 # RankWindow.source and RankWindow.flags (rscore/src/window/mod.rs).
 GLOO = 3
-EVENTS_LOST, STEPS_NOT_INFERRED, PARTIAL, OWN_UNKNOWN = 1, 2, 4, 8
+EVENTS_LOST, STEPS_NOT_INFERRED, PARTIAL, OWN_UNKNOWN, TENTH = 1, 2, 4, 8, 128
 
 # Kinds and states, by the number that a saved state holds.
 KINDS = ("straggler", "intermittent", "imbalance", "uneven-work", "job-wide", "network")
@@ -30,6 +30,7 @@ STEPS_DISAGREE = "steps of the ranks disagree"
 
 MAX_WORLD = 1 << 20
 """Most ranks of one job."""
+MAX_WINDOW = 1 << 63
 LEAST_SHARE, LONGEST = 1e-12, 1e200
 """Least own time over wall, and longest wall, whose logarithms can be computed with."""
 
@@ -95,6 +96,10 @@ class Finding:
     own_ns: float
     peers_own_ns: float
     peers: int
+    work: float = math.nan
+    """Bytes per step over the peers' median, minus one: what the job itself gives a rank to do."""
+    moved: int = 0
+    """Ranks of the group that were named within the last 64 windows and are healthy again."""
 
 
 class Abstention(NamedTuple):
@@ -143,23 +148,35 @@ def plausible(row: Row) -> bool:
         and row.rank < row.world_size <= MAX_WORLD
         and positive(row.wall)
         and row.wall <= LONGEST
+        and not_negative(row.bytes)
+        and row.window < MAX_WINDOW
     )
 
 
-def accept(rows: list[Row], last: int | None) -> list[Row]:
+def accept(rows: list[Row], last: int | None, last_tenth: int | None) -> list[Row]:
     """Rows of the window that most of them name, one of each rank, by rank.
 
-    ``last`` is the job's last scored window; nothing up to it is accepted again.
+    ``last`` and ``last_tenth`` are the job's last scored window and tenth of one; nothing up to
+    them is accepted again.
     """
-    good = [row for row in rows if plausible(row) and (last is None or row.window > last)]
+
+    def of(row: Row) -> tuple[int, int]:
+        return row.flags & TENTH, row.window
+
+    done = {0: last, TENTH: last_tenth}
+    good = []
+    for row in rows:
+        before = done[row.flags & TENTH]
+        if plausible(row) and (before is None or row.window > before):
+            good.append(row)
     if not good:
         return []
-    counts: dict[int, int] = {}
+    counts: dict[tuple[int, int], int] = {}
     for row in good:
-        counts[row.window] = counts.get(row.window, 0) + 1
-    window = min(counts, key=lambda number: (-counts[number], number))
+        counts[of(row)] = counts.get(of(row), 0) + 1
+    most = min(counts, key=lambda one: (-counts[one], one))
     accepted: dict[int, Row] = {}
     for row in good:
-        if row.window == window:
+        if of(row) == most:
             accepted.setdefault(row.rank, row)
     return [accepted[rank] for rank in sorted(accepted)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from stragd.scoring.case import MEMORY, Case, suspect
+from stragd.scoring.case import CHANGE, FAST, LEVEL, MEMORY, Case, suspect
 from stragd.scoring.estimate import RUN, confidence, level_limit
 from stragd.scoring.groups import MIN_PEERS, Group, GroupKey, Member
 from stragd.scoring.model import (
@@ -63,8 +63,13 @@ class RankScore:
     """Which of the job's last 64 windows are in the series; bit 0 is the newest."""
     high: int = 0
     """Which of the rank's last 32 windows were slow; bit 0 is the newest."""
+    fast: float = 0.0
+    """Excursion of the last tenth of a window (ln), 0 when there was none."""
+    fast_since: tuple[int, int] = (0, 0)
     gross: int = 0
     gross_since: tuple[int, int] = (0, 0)
+    named: int = 0
+    """Window after the one in which it was confirmed to be slow the last time; 0: never."""
     past: float = 0.0
     """Mean of the values themselves, not compared with anybody."""
     past_count: int = 0
@@ -95,6 +100,12 @@ class RankScore:
         self.past += rate * (value - self.past)
         self.past_count = min(self.past_count + 1, history)
 
+    def has_moved(self, window: int, recent: int) -> bool:
+        """Whether it was slow within the ``recent`` windows before ``window``, and is not now."""
+        lately = self.named > 0 and window - (self.named - 1) < recent
+        slow = self.sometimes is not None or (self.case is not None and self.case.proven())
+        return lately and not slow
+
 
 @dataclass
 class Context:
@@ -123,7 +134,7 @@ def judge(rank: RankScore, member: Member, noise: Noise, context: Context) -> st
     least = max(context.least, HOST_LEAST) if row.source == GLOO else context.least
     if not member.known:
         series.anchor = member.value - member.reference
-    value = member.value - member.reference - series.anchor
+    value = shown = member.value - member.reference - series.anchor
     others, level, limit, usual_spread = math.nan, 0.0, 0.0, 1.0
     peers = len(context.group.members) - 1
     if peers >= MIN_PEERS:
@@ -134,15 +145,17 @@ def judge(rank: RankScore, member: Member, noise: Noise, context: Context) -> st
     if rank.case is not None and rank.case.proven():
         difference = value - rank.case.base
         rank.case.follow(difference * trust, deviation, limit, config)
-        _show(rank.case, member, context, others, level, difference, error)
-        if rank.case.state == CLEARED and rank.case.level:
+        show(rank.case, member, context, others, level, difference, error)
+        if rank.case.how == FAST:
+            _count_high(rank, difference >= rank.case.shift / 2.0)
+        if rank.case.state == CLEARED and rank.case.how == LEVEL:
             rank.series, rank.present = Series(), 0
         return None
     excess = (member.excess - member.reference) * trust
     if member.known:
         value = series.center() + max(excess, -FASTER * deviation)
     high = member.known and _is_high(series, excess, deviation, least)
-    rank.high = (rank.high << 1 | high) & (1 << RUN) - 1
+    _count_high(rank, high)
     series.push(value, deviation, noise, config.history_windows)
     rank.present |= 1
     change = Change(OPEN)
@@ -168,12 +181,12 @@ def judge(rank: RankScore, member: Member, noise: Noise, context: Context) -> st
     rank.learn_past(member.value, config.history_windows)
     rank.case = suspect(rank.case, evidence, row.window, since, config, context.next_id)
     if rank.case is not None and rank.case.proven():
-        _prove(rank, rank.case, change, by_level, value, level, config)
+        _prove(rank, rank.case, change, by_level, shown, level, context)
     if rank.case is not None:
         if by_level:
             change = Change(evidence, shift=level, deviate=level / usual_spread)
         rank.case.deviate = max(rank.case.deviate, change.deviate)
-        _show(rank.case, member, context, others, level, change.shift, error)
+        show(rank.case, member, context, others, level, change.shift, error)
     _judge_sometimes(rank, high, excess, member, context, error)
     if context.alone:
         return ALONE
@@ -188,6 +201,10 @@ def _count_gross(rank: RankScore, level: float, limit: float, row: Row) -> None:
         rank.gross += 1
     elif level < 0.6 * limit:
         rank.gross = 0
+
+
+def _count_high(rank: RankScore, high: bool) -> None:
+    rank.high = (rank.high << 1 | high) & (1 << RUN) - 1
 
 
 def _is_high(series: Series, excess: float, deviation: float, least: float) -> bool:
@@ -213,6 +230,7 @@ def _judge_sometimes(
     if case is None and high and not lasting and SOMETIMES <= slow <= ALWAYS:
         first = rank.high.bit_length()
         since = rank.since(first, context.recent)
+        rank.named = context.recent[0][0] + 1
         case = Case(context.next_id[0], CONFIRMED, since[0], since[1])
         context.next_id[0] += 1
         case.deviate = excess / deviation
@@ -231,6 +249,7 @@ def _judge_sometimes(
     one.rank, one.class_id, one.signature = row.rank, row.class_id, row.signature
     one.basis, one.peers = HISTORY, len(context.group.members) - 1
     one.peers_own_ns = math.nan
+    _tell_work(one, member, context)
     case.finding = one
 
 
@@ -241,19 +260,20 @@ def _prove(
     by_level: bool,
     value: float,
     level: float,
-    config: Config,
+    context: Context,
 ) -> None:
     """The case is confirmed: what is usual is what was before it, or what the peers show."""
     rank.high = 0
-    case.level, case.recovery, case.quiet = by_level, 0.0, 0
+    rank.named = context.recent[0][0] + 1
+    case.how, case.recovery, case.quiet = LEVEL if by_level else CHANGE, 0.0, 0
     if by_level:
         case.base, case.shift, case.windows = value - level, level, 1
         return
-    rank.series.forget_run(change.before, change.windows, config.history_windows)
+    rank.series.forget_run(change.before, change.windows, context.config.history_windows)
     case.base, case.shift, case.windows = change.before, change.shift, change.windows
 
 
-def _show(
+def show(
     case: Case,
     member: Member,
     context: Context,
@@ -276,7 +296,16 @@ def _show(
     one.rank, one.class_id, one.signature = row.rank, row.class_id, row.signature
     one.basis, one.peers = PEERS if against_peers else HISTORY, peers
     one.peers_own_ns = reference if against_peers else math.nan
+    _tell_work(one, member, context)
     case.finding = one
+
+
+def _tell_work(one: Finding, member: Member, context: Context) -> None:
+    """What tells slow work from a slow machine."""
+    usual = context.group.usual_bytes()
+    if len(context.group.members) > MIN_PEERS and usual > 0.0:
+        one.work = member.row.bytes / usual - 1.0
+    one.moved = context.group.moved
 
 
 def build(

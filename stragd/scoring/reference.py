@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 
 from stragd.scoring.case import Case, suspect
 from stragd.scoring.estimate import median, scan_limit
+from stragd.scoring.fast import TENTHS, FastScore, judge_tenth, known_members
 from stragd.scoring.groups import (
     Group,
     group,
     judgeable,
     set_references,
     slowest_two,
+    stated_error,
 )
 from stragd.scoring.model import (
     CALM,
@@ -30,6 +32,7 @@ from stragd.scoring.model import (
     OPEN,
     STEPS_NOT_INFERRED,
     STRONG,
+    TENTH,
     UNEVEN_WORK,
     WEAK,
     Abstention,
@@ -40,7 +43,7 @@ from stragd.scoring.model import (
     start_time_ns,
 )
 from stragd.scoring.rank import LEVEL_ODDS, Context, RankScore, build, judge
-from stragd.scoring.series import Series, pool, scan
+from stragd.scoring.series import Prior, Series, lend, pool, scan
 
 HOST_FLOOR, DEVICE_FLOOR = 0.004, 0.001
 """Noise of a window below which none is believed (ln)."""
@@ -53,6 +56,8 @@ GROUP_LEAST, GROUP_SPREADS, GROUP_WINDOWS = 0.09531017980432493, 3.0, 3
 MISSING_WINDOWS = 10
 """Windows without a row after which a rank is forgotten."""
 RECENT = 64
+WINDOWS_SHARE = 0.9
+"""Share of the false alarms that whole windows may raise; the rest is for tenths of them."""
 MAX_JOBS = 4096
 """Most jobs that are scored at a time; the one that was silent longest goes first."""
 
@@ -89,6 +94,7 @@ class Job:
     wide: WholeScore = field(default_factory=WholeScore)
     network: WholeScore = field(default_factory=WholeScore)
     compared: dict[tuple[int, int], Compared] = field(default_factory=dict)
+    fast: FastScore = field(default_factory=FastScore)
 
     def update(self, rows: list[Row], config: Config, next_id: list[int], update: Update) -> None:
         """Takes the accepted rows of one window."""
@@ -110,10 +116,15 @@ class Job:
                 if member.known:
                     member.excess = rank.excess(member.value)
         everybody = set_references(groups)
+        rate, ranks = config.false_alarms_per_million * WINDOWS_SHARE, max(len(members), 1)
         least = math.log(1.0 + config.min_slowdown)
-        limit = scan_limit(config.false_alarms_per_million, max(len(members), 1))
-        with_level = scan_limit(config.false_alarms_per_million * LEVEL_ODDS, max(len(members), 1))
+        limit, with_level = scan_limit(rate, ranks), scan_limit(rate * LEVEL_ODDS, ranks)
         slowest = slowest_two(groups)
+        spreads = [
+            self.ranks[member.row.rank].series.spread for one in groups for member in one.members
+        ]
+        prior = lend(spreads, stated_error(members))
+        self.fast.window_variance = 0.0
         for one in groups:
             context = Context(
                 config,
@@ -126,10 +137,22 @@ class Job:
                 one,
                 slowest[one.key[0]],
             )
-            self._judge_group(one, context, update)
+            self._judge_group(one, context, prior, update)
         self._judge_job(groups, everybody, config, next_id, limit)
         self._judge_network(groups, config, next_id, limit)
         self._compare_groups(groups, config, next_id)
+        self._show(update)
+
+    def update_tenth(
+        self, rows: list[Row], config: Config, next_id: list[int], update: Update
+    ) -> None:
+        """Takes the accepted rows of a tenth of a window."""
+        self.fast.last = rows[0].window
+        members = known_members(rows, self.ranks)
+        if members:
+            rate = config.false_alarms_per_million * (1.0 - WINDOWS_SHARE) / TENTHS
+            limit = scan_limit(rate, len(members))
+            judge_tenth(self.fast, self.ranks, members, config, limit, self.recent, next_id)
         self._show(update)
 
     def _renew(self, rank: RankScore, one: Group, row: Row, update: Update) -> None:
@@ -144,12 +167,17 @@ class Job:
             rank.case = rank.sometimes = None
             rank.series, rank.present, rank.high, rank.gross = Series(), 0, 0, 0
             rank.past, rank.past_count, rank.gross_since = 0.0, 0, (0, 0)
+            rank.fast, rank.fast_since, rank.named = 0.0, (0, 0), 0
         rank.key, rank.world_size, rank.last_step = one.key, row.world_size, row.last_step
 
-    def _judge_group(self, one: Group, context: Context, update: Update) -> None:
+    def _judge_group(self, one: Group, context: Context, prior: Prior, update: Update) -> None:
         ranks = [self.ranks[member.row.rank] for member in one.members]
         host = any(member.row.source == GLOO for member in one.members)
-        noise = pool([rank.series.spread for rank in ranks], HOST_FLOOR if host else DEVICE_FLOOR)
+        floor = HOST_FLOOR if host else DEVICE_FLOOR
+        noise = pool([rank.series.spread for rank in ranks], floor, prior)
+        self.fast.window_variance = max(self.fast.window_variance, noise.variance)
+        window = one.members[0].row.window
+        one.moved = sum(rank.has_moved(window, RECENT) for rank in ranks)
         for rank, member in zip(ranks, one.members, strict=True):
             reason = judge(rank, member, noise, context)
             if reason is not None:
@@ -213,7 +241,7 @@ class Job:
         limit: float,
     ) -> None:
         series = score.series
-        noise = pool([series.spread], HOST_FLOOR)
+        noise = pool([series.spread], HOST_FLOOR, Prior())
         deviation, degrees = series.spread.deviation(noise)
         correlation = noise.correlation
         score.present = score.present << 1 & (1 << RECENT) - 1
@@ -245,7 +273,7 @@ class Job:
         assert case is not None
         difference = value - score.series.anchor - case.base
         spread = score.series.spread
-        deviation, _ = spread.deviation(pool([spread], HOST_FLOOR))
+        deviation, _ = spread.deviation(pool([spread], HOST_FLOOR, Prior()))
         before = own * math.exp(-difference)
         case.finding = build(case, kind, row, difference, own, before, deviation, 1.0)
         case.finding.basis = HISTORY
@@ -387,9 +415,15 @@ class Scorer:
         key = rows[0].job
         self.calls += 1
         known = self.jobs.get(key)
-        accepted = accept(rows, known.window if known else None)
+        last, tenth = (known.window, known.fast.last) if known else (None, None)
+        accepted = accept(rows, last, tenth)
         update.refused_rows += len(rows) - len(accepted)
         if not accepted:
+            return
+        if accepted[0].flags & TENTH:
+            if known is not None:  # tenths of a job without a window tell nothing
+                known.last_call = self.calls
+                known.update_tenth(accepted, self.config, self.next_id, update)
             return
         if known is None:
             if len(self.jobs) >= MAX_JOBS:

@@ -12,6 +12,10 @@ from stragd.scoring.model import CALM, STRONG, WEAK
 
 NOISE_PRIOR, PRIOR_WEIGHT = 0.02, 2.0
 """Noise of a window before anything was learnt (ln), and how many differences that is worth."""
+STATED = 3.0
+"""Noise of a window over the standard error that it states: steps resemble each other."""
+LENT = 24.0
+"""Differences that the rest of the job is worth to a group, at most."""
 NOISE_KEEP = 0.995
 """Memory of the noise: 200 windows."""
 DIFFERENCES = 1.5
@@ -111,9 +115,8 @@ class Spread:
         if second is None:
             return
         # A jump is in two of these and in one of the others, and would look like correlation.
-        jump = JUMP * max(noise.differences, own)
-        if error * error < jump and (last - second) * (last - second) < jump:
-            error = value - second
+        jump, before, error = JUMP * max(noise.differences, own), last - second, value - second
+        if max((value - last) * (value - last), before * before, error * error) < jump:
             self.far = self.far * NOISE_KEEP + error * error / 2.0
             self.far_weight = self.far_weight * NOISE_KEEP + 1.0
 
@@ -133,7 +136,26 @@ class Spread:
         return math.sqrt(noise.variance * share), min(noise.alike + own, noise.degrees)
 
 
-def pool(members: Sequence[Spread], floor: float) -> Noise:
+@dataclass(frozen=True)
+class Prior:
+    """What is believed of a group's noise before it is looked at."""
+
+    differences: float = NOISE_PRIOR * NOISE_PRIOR
+    weight: float = PRIOR_WEIGHT
+
+
+def lend(everybody: Sequence[Spread], stated: float) -> Prior:
+    """What a whole job says about the noise of its groups. ``stated`` is the median of the
+    standard errors that its windows state (ln), 0 where none does."""
+    start = min(STATED * stated, NOISE_PRIOR) if stated > 0.0 else NOISE_PRIOR
+    near, weight = PRIOR_WEIGHT * start * start, PRIOR_WEIGHT
+    for one in everybody:
+        near += one.near
+        weight += one.near_weight
+    return Prior(near / weight, weight)
+
+
+def pool(members: Sequence[Spread], floor: float, prior: Prior) -> Noise:
     """Noise of a group, from its members in the order of their ranks."""
     near, near_weight, far, far_weight = 0.0, 0.0, 0.0, 0.0
     for one in members:
@@ -146,8 +168,9 @@ def pool(members: Sequence[Spread], floor: float) -> Noise:
     if far_weight > 0.0 and near > 0.0:
         correlation = min(max(far / far_weight / (near / near_weight) - 1.0, 0.0), 0.9)
         correlation *= far_weight / (far_weight + UNCORRELATED)
-    near += PRIOR_WEIGHT * NOISE_PRIOR * NOISE_PRIOR
-    near_weight += PRIOR_WEIGHT
+    lent = min(max(prior.weight - near_weight, PRIOR_WEIGHT), LENT)
+    near += lent * prior.differences
+    near_weight += lent
     differences = max(near / near_weight, 1e-12)
     variance = max(differences / (1.0 - correlation), floor * floor)
     degrees = near_weight / DIFFERENCES

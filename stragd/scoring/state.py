@@ -14,7 +14,7 @@ from stragd.scoring.rank import RankScore
 from stragd.scoring.reference import Job, Scorer
 from stragd.scoring.series import Series
 
-MAGIC, VERSION = b"stragd score", 1
+MAGIC, VERSION = b"stragd score", 2
 
 
 class Writer:
@@ -46,6 +46,9 @@ def _put_job(out: Writer, job: Job) -> None:
     out.put("QQQI", job.last_call, job.window or 0, job.key, len(job.recent))
     for number, begin in job.recent:
         out.put("QQ", number, begin)
+    fast = job.fast
+    out.put("BQ", fast.last is not None, fast.last or 0)
+    out.put("dddd", fast.squares, fast.weight, fast.tail, fast.window_variance)
     out.put("I", len(job.ranks))
     for number in sorted(job.ranks):
         out.put("I", number)
@@ -67,6 +70,7 @@ def _put_rank(out: Writer, rank: RankScore) -> None:
         "IQIQII", rank.world_size, rank.last_step, rank.missing, rank.present, rank.high, rank.gross
     )
     out.put("QQdI", *rank.gross_since, rank.past, rank.past_count)
+    out.put("dQQQ", rank.fast, *rank.fast_since, rank.named)
     _put_series(out, rank.series)
     _put_case(out, rank.case)
     _put_case(out, rank.sometimes)
@@ -85,7 +89,7 @@ def _put_case(out: Writer, case: Case | None) -> None:
     if case is None:
         return
     out.put(
-        "QBQQIB", case.id, case.state, case.since_window, case.since_time_ns, case.quiet, case.level
+        "QBQQIB", case.id, case.state, case.since_window, case.since_time_ns, case.quiet, case.how
     )
     out.put("ddIdd", case.base, case.shift, case.windows, case.recovery, case.deviate)
     _put_finding(out, case.finding)
@@ -110,3 +114,4 @@ def _put_finding(out: Writer, one: Finding | None) -> None:
         one.peers_own_ns,
         one.peers,
     )
+    out.put("dI", one.work, one.moved)

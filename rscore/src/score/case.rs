@@ -25,6 +25,17 @@ pub(super) enum Evidence {
     Strong,
 }
 
+/// What proved a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum How {
+    /// A change against the rank's own past.
+    Change,
+    /// The level above the peers, which show what is usual.
+    Level,
+    /// The fast lane.
+    Fast,
+}
+
 /// A finding that is open.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Case {
@@ -33,8 +44,7 @@ pub(super) struct Case {
     /// Number and begin of the first slow window.
     pub since: (u64, u64),
     pub quiet: u32,
-    /// Slow from the start: the peers show what is usual.
-    pub level: bool,
+    pub how: How,
     /// What was usual, relative to the series' anchor.
     pub base: f64,
     pub shift: f64,
@@ -52,7 +62,7 @@ impl Case {
             state,
             since,
             quiet: 0,
-            level: false,
+            how: How::Change,
             base: 0.0,
             shift: 0.0,
             windows: 0,
@@ -72,7 +82,7 @@ impl Case {
     /// past.
     pub fn follow(&mut self, value: f64, deviation: f64, limit: f64, config: &Config) {
         let mut least = self.shift.min((4.0 * deviation).max(self.shift / 4.0));
-        if self.level {
+        if self.how == How::Level {
             least = least.max(self.shift.min(limit));
         }
         let middle = least / 2.0;

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::estimate::{spread, Middle};
+use super::rank::Around;
 use super::{reason, Abstention};
 use crate::window::{flag, RankWindow};
 
@@ -55,6 +56,8 @@ pub(super) struct Group {
     pub middle: Middle,
     pub median: f64,
     pub spread: f64,
+    /// Median of the bytes per step, once somebody asked.
+    usual_bytes: Option<f64>,
 }
 
 impl Group {
@@ -90,9 +93,20 @@ impl Groups {
         slots: &[u32],
         abstentions: &mut Vec<Abstention>,
     ) {
+        self.select(rows, accepted, slots, abstentions);
+        self.arrange(rows);
+    }
+
+    /// The judgeable ones of the `accepted` rows, by rank.
+    pub fn select(
+        &mut self,
+        rows: &[RankWindow],
+        accepted: &[u32],
+        slots: &[u32],
+        abstentions: &mut Vec<Abstention>,
+    ) {
         let usual = self.usual_steps(rows, accepted);
         self.members.clear();
-        let (mut first, mut alike) = (None, true);
         for (&place, &slot) in accepted.iter().zip(slots) {
             let row = &rows[place as usize];
             let partial = row.flags & flag::PARTIAL != 0;
@@ -114,17 +128,16 @@ impl Groups {
                     0 => row.own.ln(),
                     _ => (row.own / row.wall).ln(),
                 };
-                alike &= *first.get_or_insert(key(row)) == key(row);
                 let own = row.own;
                 self.members.push(Member { row: place, slot, value, own, ..Member::default() });
             }
         }
+    }
+
+    /// Puts what was selected into groups.
+    pub fn arrange(&mut self, rows: &[RankWindow]) {
         self.groups.clear();
         self.slowest.clear();
-        if alike {
-            self.add(first, 0, self.members.len());
-            return;
-        }
         // Stable: by rank within a group.
         let of = |member: &Member| key(&rows[member.row as usize]);
         self.members.sort_by_key(of);
@@ -132,7 +145,7 @@ impl Groups {
         while from < self.members.len() {
             let key = of(&self.members[from]);
             let same = self.members[from..].iter().take_while(|member| of(member) == key).count();
-            self.add(Some(key), from, from + same);
+            self.add(key, from, from + same);
             from += same;
         }
     }
@@ -150,15 +163,14 @@ impl Groups {
         Middle::of(&mut self.scratch).median()
     }
 
-    fn add(&mut self, key: Option<Key>, from: usize, to: usize) {
-        let Some(key) = key else { return };
+    fn add(&mut self, key: Key, from: usize, to: usize) {
         let members = &self.members[from..to];
         self.scratch.clear();
         self.scratch.extend(members.iter().map(|member| member.value));
         let middle = Middle::of(&mut self.scratch);
         let median = middle.median();
         let spread = spread(members.iter().map(|member| member.value), median, &mut self.scratch);
-        self.groups.push(Group { key, from, to, middle, median, spread });
+        self.groups.push(Group { key, from, to, middle, median, spread, usual_bytes: None });
         let slowest = self.slowest.entry(key.0).or_default();
         for member in members {
             if member.own > slowest.0 {
@@ -186,6 +198,45 @@ impl Groups {
                 member.others = (pool.known.count - itself) as u32;
                 member.reference = pool.reference(member);
             }
+        }
+    }
+
+    /// What a finding of a member of `group` needs of it.
+    pub fn around(&self, group: &Group, moved: u32) -> Around {
+        let slowest = self.slowest.get(&group.key.0).copied().unwrap_or_default();
+        Around { peers: group.len() - 1, slowest, moved }
+    }
+
+    /// Median of the standard errors that the windows state (ln); 0 where none does.
+    pub fn stated_error(&mut self, rows: &[RankWindow]) -> f64 {
+        self.scratch.clear();
+        let stated = self.members.iter().map(|member| &rows[member.row as usize]);
+        let stated = stated.filter(|row| row.own_se > 0.0).map(|row| row.own_se / row.own);
+        self.scratch.extend(stated);
+        match self.scratch.is_empty() {
+            true => 0.0,
+            false => Middle::of(&mut self.scratch).median(),
+        }
+    }
+
+    /// Bytes per step of a member over the median of its group, minus one; NaN where that says
+    /// nothing.
+    pub fn work(&mut self, place: usize, rows: &[RankWindow], row: &RankWindow) -> f64 {
+        let group = &mut self.groups[place];
+        if group.len() <= MIN_PEERS {
+            return f64::NAN;
+        }
+        let members = &self.members[group.from..group.to];
+        let scratch = &mut self.scratch;
+        let usual = *group.usual_bytes.get_or_insert_with(|| {
+            scratch.clear();
+            scratch.extend(members.iter().map(|member| rows[member.row as usize].bytes));
+            Middle::of(scratch).median()
+        });
+        if usual > 0.0 {
+            row.bytes / usual - 1.0
+        } else {
+            f64::NAN
         }
     }
 

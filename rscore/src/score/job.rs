@@ -5,9 +5,10 @@ use std::collections::HashSet;
 use super::case::Case;
 use super::compare::{compare, Comparisons};
 use super::estimate::{scan_limit, Middle};
-use super::groups::{key, Groups, MIN_PEERS};
+use super::fast::{self, FastScore, TENTHS};
+use super::groups::{key, Groups, Member, MIN_PEERS};
 use super::rank::{self, Context, Entry, RankScore, LEVEL_ODDS};
-use super::series::{pool, Widths};
+use super::series::{lend, pool, Widths};
 use super::whole::{Whole, WholeScore};
 use super::{Abstention, Config, Kind, State, Update};
 use crate::window::{flag, source, RankWindow};
@@ -22,6 +23,8 @@ const NETWORK_LEAST: f64 = 0.22314355131420976;
 const MISSING_WINDOWS: u32 = 10;
 /// Windows whose numbers are kept.
 const RECENT: usize = 64;
+/// Share of the false alarms that whole windows may raise; the rest is for tenths of them.
+const WINDOWS_SHARE: f64 = 0.9;
 
 /// Everything that is kept of one job.
 #[derive(Debug, Default)]
@@ -37,6 +40,7 @@ pub(super) struct JobScore {
     pub wide: WholeScore,
     pub network: WholeScore,
     pub compared: Comparisons,
+    pub fast: FastScore,
     work: Work,
 }
 
@@ -50,6 +54,8 @@ struct Work {
     widths: Widths,
     /// Number of ranks, the limit for it, and that of a rank above its peers.
     limit: (usize, f64, f64),
+    /// Number of ranks, and the limit of a tenth.
+    fast_limit: (usize, f64),
 }
 
 impl JobScore {
@@ -72,7 +78,7 @@ impl JobScore {
         self.look_back(rows, &mut work.groups, update);
         let ranks = work.groups.members.len().max(1);
         if work.limit.0 != ranks {
-            let rate = config.false_alarms_per_million;
+            let rate = config.false_alarms_per_million * WINDOWS_SHARE;
             let with_level = scan_limit(rate * LEVEL_ODDS, ranks);
             work.limit = (ranks, scan_limit(rate, ranks), with_level);
         }
@@ -80,6 +86,55 @@ impl JobScore {
         self.judge_job(rows, &mut work, config, next_id);
         self.judge_network(rows, &mut work, config, next_id);
         compare(&mut self.compared, &work.groups, rows, config, next_id);
+        self.work = work;
+        self.show(update);
+    }
+
+    /// Takes the `accepted` rows of a tenth of a window; there is at least one.
+    pub fn update_tenth(
+        &mut self,
+        rows: &[RankWindow],
+        accepted: &[u32],
+        config: &Config,
+        next_id: &mut u64,
+        update: &mut Update,
+    ) {
+        self.fast.last = Some(rows[accepted[0] as usize].window);
+        let mut work = std::mem::take(&mut self.work);
+        let (groups, slots) = (&mut work.groups, &mut work.slots);
+        let (mut known, mut slot) = (Vec::with_capacity(accepted.len()), 0);
+        slots.clear();
+        for &place in accepted {
+            let rank = rows[place as usize].rank;
+            while self.entries.get(slot).is_some_and(|entry| entry.rank < rank) {
+                slot += 1;
+            }
+            // A rank that the last windows did not have is selected all the same: its steps count.
+            known.push(place);
+            slots.push(match self.entries.get(slot) {
+                Some(entry) if entry.rank == rank => slot as u32,
+                _ => u32::MAX,
+            });
+        }
+        groups.select(rows, &known, slots, &mut Vec::new());
+        let entries = &self.entries;
+        groups.members.retain_mut(|member| {
+            let entry = entries.get(member.slot as usize);
+            entry.is_some_and(|entry| fast::look_back(member, &rows[member.row as usize], entry))
+        });
+        if !groups.members.is_empty() {
+            groups.arrange(rows);
+            groups.set_references();
+            let ranks = groups.members.len();
+            if work.fast_limit.0 != ranks {
+                let rate = config.false_alarms_per_million * (1.0 - WINDOWS_SHARE) / TENTHS;
+                work.fast_limit = (ranks, scan_limit(rate, ranks));
+            }
+            let scores = fast::Scores { entries: &mut self.entries, ranks: &mut self.ranks };
+            let limit = work.fast_limit.1;
+            let base = fast::Base { rows, recent: &self.recent, config, limit };
+            self.fast.judge(scores, groups, &base, next_id, &mut work.values);
+        }
         self.work = work;
         self.show(update);
     }
@@ -138,13 +193,22 @@ impl JobScore {
         next_id: &mut u64,
         update: &mut Update,
     ) {
-        let groups = &work.groups;
+        let groups = &mut work.groups;
         let least = (1.0 + config.min_slowdown).ln();
-        for group in &groups.groups {
+        let stated = groups.stated_error(rows);
+        let spreads = groups.members.iter().map(|m| &self.entries[m.slot as usize].spread);
+        let prior = lend(spreads, stated);
+        self.fast.window_variance = 0.0;
+        for place in 0..groups.groups.len() {
+            let group = groups.groups[place];
             let members = &groups.members[group.from..group.to];
             let host = members.iter().any(|m| rows[m.row as usize].source == source::GLOO);
             let series = members.iter().map(|m| &self.entries[m.slot as usize].spread);
-            let noise = pool(series, if host { HOST_FLOOR } else { DEVICE_FLOOR });
+            let noise = pool(series, if host { HOST_FLOOR } else { DEVICE_FLOOR }, prior);
+            self.fast.window_variance = self.fast.window_variance.max(noise.variance);
+            let window = rows[members[0].row as usize].window;
+            let moved =
+                |m: &&Member| self.entries[m.slot as usize].has_moved(window, RECENT as u64);
             let context = Context {
                 config,
                 recent: &self.recent,
@@ -154,17 +218,20 @@ impl JobScore {
                 alone: groups.members.len() == 1,
                 noise,
                 long_run: noise.long_run(),
-                slowest: groups.slowest.get(&group.key.0).copied().unwrap_or_default(),
-                peers: group.len() - 1,
+                around: groups.around(&group, members.iter().filter(moved).count() as u32),
             };
-            for (place, member) in members.iter().enumerate() {
+            for number in group.from..group.to {
+                let member = groups.members[number];
                 let row = &rows[member.row as usize];
-                let level = (context.peers >= MIN_PEERS)
-                    .then(|| groups.level(group, group.from + place, &mut work.values));
+                let level = (context.around.peers >= MIN_PEERS)
+                    .then(|| groups.level(&group, number, &mut work.values));
                 let entry = &mut self.entries[member.slot as usize];
                 let rank = &mut self.ranks[member.slot as usize];
                 let changes = &mut rank::Work { widths: &mut work.widths, next_id };
-                let reason = rank.judge(entry, member, row, level, &context, changes);
+                let reason = rank.judge(entry, &member, row, level, &context, changes);
+                if entry.open {
+                    rank.tell_work(groups.work(place, rows, row));
+                }
                 if let Some(reason) = reason {
                     let (job, rank, window) = (row.job, row.rank, row.window);
                     update.abstentions.push(Abstention { job, rank, window, reason });
@@ -259,7 +326,7 @@ impl JobScore {
                 }
                 show(slot, update);
             }
-            entry.open = rank.case.is_some() || rank.sometimes.is_some();
+            rank.tell(entry);
         }
         show(&mut self.wide.case, update);
         show(&mut self.network.case, update);

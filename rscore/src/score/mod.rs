@@ -12,6 +12,7 @@
 mod case;
 mod compare;
 mod estimate;
+mod fast;
 mod groups;
 mod job;
 mod rank;
@@ -22,7 +23,7 @@ mod whole;
 
 use std::collections::HashMap;
 
-use crate::window::RankWindow;
+use crate::window::{flag, RankWindow};
 
 /// Most jobs that are scored at a time; the one that was silent longest goes first.
 const MAX_JOBS: usize = 4096;
@@ -175,6 +176,10 @@ pub struct Finding {
     /// Median; NaN without peers.
     pub peers_own_ns: f64,
     pub peers: u32,
+    /// Bytes per step over the peers' median, minus one: what the job itself gives a rank to do.
+    pub work: f64,
+    /// Ranks of the group that were named within the last 64 windows and are healthy again.
+    pub moved: u32,
 }
 
 /// A rank that was not judged, and why.
@@ -254,10 +259,17 @@ impl Scorer {
     fn update_job(&mut self, rows: &[RankWindow], update: &mut Update) {
         let Some(first) = rows.first() else { return };
         self.calls += 1;
-        let last = self.jobs.get(&first.job).and_then(|job| job.window);
-        rows::accept(rows, last, &mut self.accepted);
+        let known = self.jobs.get(&first.job);
+        let (last, tenth) = (known.and_then(|job| job.window), known.and_then(|job| job.fast.last));
+        rows::accept(rows, last, tenth, &mut self.accepted);
         update.refused_rows += (rows.len() - self.accepted.len()) as u64;
-        if self.accepted.is_empty() {
+        let Some(&accepted) = self.accepted.first() else { return };
+        if rows[accepted as usize].flags & flag::TENTH != 0 {
+            // Tenths of a job without a window tell nothing.
+            if let Some(job) = self.jobs.get_mut(&first.job) {
+                job.last_call = self.calls;
+                job.update_tenth(rows, &self.accepted, &self.config, &mut self.next_id, update);
+            }
             return;
         }
         if !self.jobs.contains_key(&first.job) && self.jobs.len() >= MAX_JOBS {

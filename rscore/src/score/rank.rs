@@ -1,6 +1,6 @@
 //! Scores of one rank: against its past, against its peers, now and then.
 
-use super::case::{suspect, Case, Evidence, MEMORY};
+use super::case::{suspect, Case, Evidence, How, MEMORY};
 use super::estimate::{confidence, level_limit, RUN};
 use super::groups::{Key, Member, MIN_PEERS};
 use super::series::{scan, Change, Noise, Series, Spread, Test, Widths, LEAST_PAST};
@@ -12,7 +12,7 @@ const HOST_LEAST: f64 = 0.029558802241544403;
 /// Least run that proves a slow rank.
 const SHORTEST: usize = 2;
 /// After so many slow windows of the last 32, a lasting run has to be so long.
-const OFTEN: u32 = 3;
+pub(super) const OFTEN: u32 = 3;
 const OFTEN_RUN: usize = 4;
 /// Share of a slow rank's run that is slow.
 const MOST: f64 = 0.51;
@@ -48,9 +48,16 @@ pub(super) struct Entry {
     /// What is usual: center of the series, or what was before a proven run; NaN without a past.
     pub usual: f64,
     pub spread: Spread,
-    /// Whether there is a finding, and whether the rank is confirmed to be slow.
+    /// Excursion of the last tenth of a window (ln), 0 when there was none.
+    pub fast: f64,
+    /// Window after the one in which it was confirmed to be slow the last time; 0: never.
+    pub named: u64,
+    /// Windows that its series remembers.
+    pub known: u32,
+    /// Whether there is a finding; whether the rank is confirmed to be slow; that, or now and then.
     pub open: bool,
     pub proven: bool,
+    pub slow: bool,
 }
 
 /// Everything else that is kept of one rank.
@@ -62,6 +69,8 @@ pub(super) struct RankScore {
     pub high: u32,
     pub gross: u32,
     pub gross_since: (u64, u64),
+    /// First of the tenths that are excursions.
+    pub fast_since: (u64, u64),
     /// Mean of the values themselves, not compared with anybody.
     pub past: f64,
     pub past_count: u32,
@@ -77,11 +86,15 @@ impl Entry {
         let same = self.key == key && self.world_size == row.world_size;
         let anew = !same || row.first_step < self.last_step;
         if anew {
-            (self.usual, self.spread) = (f64::NAN, Spread::default());
-            (self.open, self.proven) = (false, false);
+            *self = Entry { rank: self.rank, usual: f64::NAN, ..Entry::default() };
         }
         (self.key, self.world_size, self.last_step) = (key, row.world_size, row.last_step);
         anew
+    }
+
+    /// Whether it was slow within the `recent` windows before `window`, and is not now.
+    pub fn has_moved(&self, window: u64, recent: u64) -> bool {
+        self.named > 0 && window.saturating_sub(self.named - 1) < recent && !self.slow
     }
 }
 
@@ -111,8 +124,17 @@ pub(super) struct Context<'a> {
     pub alone: bool,
     pub noise: Noise,
     pub long_run: f64,
-    pub slowest: (f64, f64),
+    pub around: Around,
+}
+
+/// What a finding needs of the rank's group.
+#[derive(Clone, Copy)]
+pub(super) struct Around {
     pub peers: usize,
+    /// The two largest own times of the signature, ns.
+    pub slowest: (f64, f64),
+    /// `Group::moved`.
+    pub moved: u32,
 }
 
 /// What judging a rank changes beside the rank.
@@ -123,11 +145,11 @@ pub(super) struct Work<'a> {
 
 /// A rank beside its peers; no more than zeros where they are too few.
 #[derive(Clone, Copy)]
-struct Beside {
-    others: f64,
-    level: f64,
-    limit: f64,
-    spread: f64,
+pub(super) struct Beside {
+    pub others: f64,
+    pub level: f64,
+    pub limit: f64,
+    pub spread: f64,
 }
 
 impl RankScore {
@@ -150,6 +172,24 @@ impl RankScore {
             _ if self.series.count() == 0 => f64::NAN,
             _ => self.series.anchor + self.series.center(),
         }
+    }
+
+    /// The work that the job gives the rank, over its peers'; for its findings.
+    pub fn tell_work(&mut self, work: f64) {
+        for case in [&mut self.case, &mut self.sometimes].into_iter().flatten() {
+            if let Some(finding) = &mut case.finding {
+                finding.work = work;
+            }
+        }
+    }
+
+    /// What every window reads of the rank.
+    pub fn tell(&self, entry: &mut Entry) {
+        entry.usual = self.usual();
+        entry.known = self.series.count() as u32;
+        entry.proven = self.is_proven();
+        entry.open = self.case.is_some() || self.sometimes.is_some();
+        entry.slow = entry.proven || self.sometimes.is_some();
     }
 
     /// The windows that the job has had since the rank's last one.
@@ -175,23 +215,21 @@ impl RankScore {
         work: &mut Work<'_>,
     ) -> Option<&'static str> {
         self.catch_up(&mut entry.behind);
-        let reason = self.weigh_window(&mut entry.spread, member, row, level, context, work);
-        entry.usual = self.usual();
-        entry.open = self.case.is_some() || self.sometimes.is_some();
-        entry.proven = self.is_proven();
+        let reason = self.weigh_window(entry, member, row, level, context, work);
+        self.tell(entry);
         reason
     }
 
     fn weigh_window(
         &mut self,
-        spread: &mut Spread,
+        entry: &mut Entry,
         member: &Member,
         row: &RankWindow,
         level: Option<(f64, f64)>,
         context: &Context<'_>,
         work: &mut Work<'_>,
     ) -> Option<&'static str> {
-        let config = context.config;
+        let (config, spread) = (context.config, &mut entry.spread);
         let stated = if row.own_se.is_nan() { 0.0 } else { row.own_se / row.own };
         let (deviation, degrees) = spread.deviation(&context.noise);
         // A window that states a larger error than the noise (outlier steps, few steps) counts
@@ -204,9 +242,10 @@ impl RankScore {
             self.series.anchor = member.value - member.reference;
         }
         let mut value = member.value - member.reference - self.series.anchor;
+        let shown = value;
         let mut beside = Beside { others: f64::NAN, level: 0.0, limit: 0.0, spread: 1.0 };
         if let Some((others, natural)) = level {
-            let limit = level_limit(natural, context.peers);
+            let limit = level_limit(natural, context.around.peers);
             let level = member.value - others;
             beside = Beside { others, level, limit, spread: natural.max(0.03) };
             self.count_gross(level, limit, row);
@@ -214,8 +253,12 @@ impl RankScore {
         if let Some(case) = self.case.as_mut().filter(|case| case.is_proven()) {
             let difference = value - case.base;
             case.follow(difference * trust, deviation, beside.limit, config);
-            case.finding = Some(straggler(case, member, row, context, beside, difference, error));
-            if case.state == State::Cleared && case.level {
+            case.finding =
+                Some(straggler(case, member, row, &context.around, beside, difference, error));
+            if case.how == How::Fast {
+                self.high = self.high << 1 | u32::from(difference >= case.shift / 2.0);
+            }
+            if case.state == State::Cleared && case.how == How::Level {
                 (self.series, self.present, *spread) = (Series::default(), 0, Spread::default());
             }
             return None;
@@ -243,16 +286,19 @@ impl RankScore {
         suspect(&mut self.case, evidence, row.window, since, config, work.next_id);
         if let Some(case) = &mut self.case {
             if case.is_proven() {
-                self.high = 0;
-                prove(case, &mut self.series, &change, by_level, value, beside.level, config);
+                (self.high, entry.named) = (0, context.recent[0].0 + 1);
+                prove(case, &mut self.series, &change, by_level, shown, beside.level, config);
             }
             if by_level {
                 (change.shift, change.deviate) = (beside.level, beside.level / beside.spread);
             }
             case.deviate = case.deviate.max(change.deviate);
-            case.finding = Some(straggler(case, member, row, context, beside, change.shift, error));
+            case.finding =
+                Some(straggler(case, member, row, &context.around, beside, change.shift, error));
         }
-        self.judge_sometimes(high, excess, row, context, error, work.next_id);
+        if self.judge_sometimes(high, excess, row, context, error, work.next_id) {
+            entry.named = context.recent[0].0 + 1;
+        }
         if context.alone {
             return Some(reason::ALONE);
         }
@@ -284,7 +330,7 @@ impl RankScore {
     ) -> (Evidence, (u64, u64), bool) {
         let mut evidence = change.evidence;
         // Slower than before and no slower than the peers: nobody waits for it.
-        let harmless = context.peers >= MIN_PEERS && beside.level < least / 2.0;
+        let harmless = context.around.peers >= MIN_PEERS && beside.level < least / 2.0;
         // Two cannot outvote each other: the one that differs from its own past has moved.
         let unmoved =
             (member.others as usize) < MIN_PEERS && member.value - self.past < change.shift / 2.0;
@@ -308,7 +354,7 @@ impl RankScore {
         (evidence, since(self.present, change.windows, context.recent), false)
     }
 
-    /// Slow in some windows and as usual in the others.
+    /// Slow in some windows and as usual in the others. Whether that is new.
     fn judge_sometimes(
         &mut self,
         high: bool,
@@ -317,10 +363,12 @@ impl RankScore {
         context: &Context<'_>,
         deviation: f64,
         next_id: &mut u64,
-    ) {
+    ) -> bool {
         let slow = self.high.count_ones();
         let lasting = self.is_proven();
-        if self.sometimes.is_none() && high && !lasting && (SOMETIMES..=ALWAYS).contains(&slow) {
+        let new = self.sometimes.is_none() && high && !lasting;
+        let new = new && (SOMETIMES..=ALWAYS).contains(&slow);
+        if new {
             let first = (u32::BITS - self.high.leading_zeros()) as usize;
             let since = since(self.present, first, context.recent);
             let mut case = Case::new(*next_id, State::Confirmed, since);
@@ -328,7 +376,7 @@ impl RankScore {
             case.deviate = excess / deviation;
             self.sometimes = Some(Box::new(case));
         }
-        let Some(case) = &mut self.sometimes else { return };
+        let Some(case) = &mut self.sometimes else { return false };
         if high {
             case.windows = (case.windows + 1).min(MEMORY);
             case.shift += (excess - case.shift) / f64::from(case.windows);
@@ -342,9 +390,10 @@ impl RankScore {
         let mut shown =
             finding(case, Kind::Intermittent, row, case.shift, slow_own, usual, deviation, share);
         of_rank(&mut shown, row);
-        (shown.basis, shown.peers) = (Basis::History, context.peers as u32);
-        shown.peers_own_ns = f64::NAN;
+        (shown.basis, shown.peers) = (Basis::History, context.around.peers as u32);
+        (shown.peers_own_ns, shown.moved) = (f64::NAN, context.around.moved);
         case.finding = Some(shown);
+        new
     }
 }
 
@@ -365,7 +414,8 @@ fn prove(
     level: f64,
     config: &Config,
 ) {
-    (case.level, case.recovery, case.quiet) = (by_level, 0.0, 0);
+    case.how = if by_level { How::Level } else { How::Change };
+    (case.recovery, case.quiet) = (0.0, 0);
     if by_level {
         (case.base, case.shift, case.windows) = (value - level, level, 1);
         return;
@@ -376,28 +426,29 @@ fn prove(
 
 /// The finding of a straggler. A synchronous job gains no more than the next slowest rank allows,
 /// which bounds the cost.
-fn straggler(
+pub(super) fn straggler(
     case: &Case,
     member: &Member,
     row: &RankWindow,
-    context: &Context<'_>,
+    around: &Around,
     beside: Beside,
     difference: f64,
     deviation: f64,
 ) -> Finding {
     let unit = if row.flags & flag::STEPS_NOT_INFERRED == 0 { 1.0 } else { row.wall };
-    let against_peers = context.peers >= MIN_PEERS;
+    let against_peers = around.peers >= MIN_PEERS;
     let usual = if against_peers { beside.others } else { member.value - difference };
     let reference = usual.exp() * unit;
-    let (first, second) = context.slowest;
+    let (first, second) = around.slowest;
     let next = if row.own >= first { second } else { first };
     let bound = reference.max(if member.others > 0 { next.min(row.own) } else { 0.0 });
     let slower = if against_peers { beside.level } else { difference };
     let mut shown = finding(case, Kind::Straggler, row, slower, row.own, bound, deviation, 1.0);
     of_rank(&mut shown, row);
     shown.basis = if against_peers { Basis::Peers } else { Basis::History };
-    shown.peers = context.peers as u32;
+    shown.peers = around.peers as u32;
     shown.peers_own_ns = if against_peers { reference } else { f64::NAN };
+    shown.moved = around.moved;
     shown
 }
 
@@ -445,5 +496,7 @@ pub(super) fn finding(
         own_ns: own,
         peers_own_ns: bound,
         peers: 0,
+        work: f64::NAN,
+        moved: 0,
     }
 }

@@ -7,6 +7,10 @@ use super::estimate::{student_limit, RUN};
 /// Noise of a window before anything was learnt (ln), and how many differences that is worth.
 const NOISE_PRIOR: f64 = 0.02;
 const PRIOR_WEIGHT: f64 = 2.0;
+/// Noise of a window over the standard error that it states: steps resemble each other.
+const STATED: f64 = 3.0;
+/// Differences that the rest of the job is worth to a group, at most.
+const LENT: f64 = 24.0;
 /// Memory of the noise: 200 windows.
 const NOISE_KEEP: f64 = 0.995;
 /// Differences of neighbours that tell as much of a variance as one value does.
@@ -32,7 +36,7 @@ const SUSPECT_SHARE: f64 = 0.7;
 pub(super) struct Noise {
     /// Half the mean squared difference of neighbouring windows.
     differences: f64,
-    variance: f64,
+    pub variance: f64,
     /// Of a window with the next one, as it is believed: a little above the estimate.
     correlation: f64,
     /// Degrees of freedom of a member that the group lends it.
@@ -130,9 +134,9 @@ impl Spread {
         let Some(second) = second else { return };
         // A jump is in two of these and in one of the others, and would look like correlation.
         let jump = JUMP * noise.differences.max(own);
-        if error * error < jump && (last - second) * (last - second) < jump {
-            let error = value - second;
-            self.far = self.far * NOISE_KEEP + error * error / 2.0;
+        let (before, both) = (last - second, value - second);
+        if (error * error).max(before * before).max(both * both) < jump {
+            self.far = self.far * NOISE_KEEP + both * both / 2.0;
             self.far_weight = self.far_weight * NOISE_KEEP + 1.0;
         }
     }
@@ -154,8 +158,37 @@ impl Spread {
     }
 }
 
+/// What is believed of a group's noise before it is looked at.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Prior {
+    differences: f64,
+    weight: f64,
+}
+
+impl Default for Prior {
+    fn default() -> Prior {
+        Prior { differences: NOISE_PRIOR * NOISE_PRIOR, weight: PRIOR_WEIGHT }
+    }
+}
+
+/// What a whole job says about the noise of its groups. `stated` is the median of the standard
+/// errors that its windows state (ln), 0 where none does.
+pub(super) fn lend<'a>(everybody: impl Iterator<Item = &'a Spread>, stated: f64) -> Prior {
+    let start = if stated > 0.0 { (STATED * stated).min(NOISE_PRIOR) } else { NOISE_PRIOR };
+    let (mut near, mut weight) = (PRIOR_WEIGHT * start * start, PRIOR_WEIGHT);
+    for one in everybody {
+        near += one.near;
+        weight += one.near_weight;
+    }
+    Prior { differences: near / weight, weight }
+}
+
 /// Noise of a group, from its members in the order of their ranks.
-pub(super) fn pool<'a>(members: impl Iterator<Item = &'a Spread> + Clone, floor: f64) -> Noise {
+pub(super) fn pool<'a>(
+    members: impl Iterator<Item = &'a Spread> + Clone,
+    floor: f64,
+    prior: Prior,
+) -> Noise {
     let (mut near, mut near_weight, mut far, mut far_weight) = (0.0, 0.0, 0.0, 0.0);
     for one in members.clone() {
         near += one.near;
@@ -169,8 +202,9 @@ pub(super) fn pool<'a>(members: impl Iterator<Item = &'a Spread> + Clone, floor:
         correlation = (far / far_weight / (near / near_weight) - 1.0).clamp(0.0, 0.9);
         correlation *= far_weight / (far_weight + UNCORRELATED);
     }
-    near += PRIOR_WEIGHT * NOISE_PRIOR * NOISE_PRIOR;
-    near_weight += PRIOR_WEIGHT;
+    let lent = (prior.weight - near_weight).clamp(PRIOR_WEIGHT, LENT);
+    near += lent * prior.differences;
+    near_weight += lent;
     let differences = (near / near_weight).max(1e-12);
     let variance = (differences / (1.0 - correlation)).max(floor * floor);
     let degrees = near_weight / DIFFERENCES;

@@ -1,9 +1,10 @@
 //! State of a scorer as bytes, little-endian; `stragd/scoring/state.py` writes the same ones.
 //! What is read is checked: a bad file costs the baselines and nothing else.
 
-use super::case::Case;
+use super::case::{Case, How};
 use super::compare::Compared;
 use super::estimate::RUN;
+use super::fast::FastScore;
 use super::job::JobScore;
 use super::rank::{Entry, RankScore};
 use super::series::{Series, Spread};
@@ -11,7 +12,7 @@ use super::whole::WholeScore;
 use super::{Basis, Finding, Kind, Scorer, State, MAX_JOBS};
 
 const MAGIC: &[u8] = b"stragd score";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Windows whose numbers a job keeps, at most.
 const RECENT: u32 = 64;
 const KINDS: [Kind; 6] = [
@@ -43,6 +44,8 @@ const EMPTY: Finding = Finding {
     own_ns: 0.0,
     peers_own_ns: 0.0,
     peers: 0,
+    work: f64::NAN,
+    moved: 0,
 };
 const STATES: [State; 4] = [State::Suspect, State::Confirmed, State::Recovering, State::Cleared];
 
@@ -192,6 +195,7 @@ fn pass_job(pass: &mut impl Pass, job: &mut JobScore) -> Result<(), String> {
         pass.u64(number)?;
         pass.u64(begin)?;
     }
+    pass_fast(pass, &mut job.fast)?;
     let count = pass.count(job.ranks.len(), super::rows::MAX_WORLD)?;
     for place in 0..count {
         if pass.reads() {
@@ -233,13 +237,26 @@ fn pass_rank(pass: &mut impl Pass, entry: &mut Entry, rank: &mut RankScore) -> R
     pass.u64(&mut rank.gross_since.1)?;
     pass.f64(&mut rank.past)?;
     pass.u32(&mut rank.past_count)?;
+    pass.f64(&mut entry.fast)?;
+    pass.u64(&mut rank.fast_since.0)?;
+    pass.u64(&mut rank.fast_since.1)?;
+    pass.u64(&mut entry.named)?;
     pass_series(pass, &mut rank.series, &mut entry.spread)?;
     pass_case(pass, &mut rank.case)?;
     pass_case(pass, &mut rank.sometimes)?;
-    entry.usual = rank.usual();
-    entry.open = rank.case.is_some() || rank.sometimes.is_some();
-    entry.proven = rank.is_proven();
+    rank.tell(entry);
     Ok(())
+}
+
+fn pass_fast(pass: &mut impl Pass, fast: &mut FastScore) -> Result<(), String> {
+    let some = pass.is_some(fast.last.is_some())?;
+    let mut last = fast.last.unwrap_or_default();
+    pass.u64(&mut last)?;
+    fast.last = some.then_some(last);
+    pass.f64(&mut fast.squares)?;
+    pass.f64(&mut fast.weight)?;
+    pass.f64(&mut fast.tail)?;
+    pass.f64(&mut fast.window_variance)
 }
 
 fn pass_whole(pass: &mut impl Pass, whole: &mut WholeScore) -> Result<(), String> {
@@ -287,7 +304,7 @@ fn pass_case(pass: &mut impl Pass, slot: &mut Option<Box<Case>>) -> Result<(), S
     pass.u64(&mut case.since.0)?;
     pass.u64(&mut case.since.1)?;
     pass.u32(&mut case.quiet)?;
-    pass.one_of(&mut case.level, &[false, true])?;
+    pass.one_of(&mut case.how, &[How::Change, How::Level, How::Fast])?;
     pass.f64(&mut case.base)?;
     pass.f64(&mut case.shift)?;
     pass.u32(&mut case.windows)?;
@@ -326,7 +343,9 @@ fn pass_finding(pass: &mut impl Pass, slot: &mut Option<Finding>) -> Result<(), 
     pass.one_of(&mut one.basis, &[Basis::Peers, Basis::History])?;
     pass.any_f64(&mut one.own_ns)?;
     pass.any_f64(&mut one.peers_own_ns)?;
-    pass.u32(&mut one.peers)
+    pass.u32(&mut one.peers)?;
+    pass.any_f64(&mut one.work)?;
+    pass.u32(&mut one.moved)
 }
 
 fn pass_number(pass: &mut impl Pass, number: &mut Option<u64>) -> Result<(), String> {

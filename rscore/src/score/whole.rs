@@ -2,7 +2,7 @@
 
 use super::case::{suspect, Case, Evidence};
 use super::rank::{finding, since};
-use super::series::{pool, scan, Series, Spread, Test, Widths};
+use super::series::{pool, scan, Prior, Series, Spread, Test, Widths};
 use super::{Basis, Config, Finding, Kind};
 use crate::window::RankWindow;
 
@@ -43,7 +43,7 @@ impl WholeScore {
     /// One window; `value` is a logarithm.
     pub fn judge(&mut self, value: f64, whole: &Whole<'_>, widths: &mut Widths, next_id: &mut u64) {
         let (config, series) = (whole.config, &mut self.series);
-        let noise = pool(std::iter::once(&self.spread), FLOOR);
+        let noise = pool(std::iter::once(&self.spread), FLOOR, Prior::default());
         let (deviation, degrees) = self.spread.deviation(&noise);
         self.present <<= 1;
         if let Some(case) = self.case.as_mut().filter(|case| case.is_proven()) {
@@ -86,7 +86,7 @@ impl WholeScore {
     pub fn show(&mut self, value: f64, own: f64, whole: &Whole<'_>) {
         let Some(case) = &mut self.case else { return };
         let difference = value - self.series.anchor - case.base;
-        let noise = pool(std::iter::once(&self.spread), FLOOR);
+        let noise = pool(std::iter::once(&self.spread), FLOOR, Prior::default());
         let (deviation, _) = self.spread.deviation(&noise);
         let before = own * (-difference).exp();
         let shown = finding(case, whole.kind, whole.row, difference, own, before, deviation, 1.0);
