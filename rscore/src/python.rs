@@ -173,6 +173,7 @@ fn engine_config(config: &Bound<'_, PyDict>) -> PyResult<engine::Config> {
             window_steps: count(config, "window_steps", 100, 100_000)?,
             window_ns: window.as_nanos() as u64,
             max_processes,
+            tenths: true,
         },
     })
 }
