@@ -56,7 +56,7 @@ def power(scenario: Scenario, begin: int, kind: str = "straggler") -> Seen:
     """Windows until each faulty rank of each job is confirmed."""
     faulty = sorted({rank for fault in scenario.faults for rank in fault.ranks})
     end = min(fault.end for fault in scenario.faults)
-    scorer, named, wrong = Scorer({}), {}, set()
+    scorer, named, wrong, open_now = Scorer({}), {}, set(), set()
     cleared: dict[tuple[int, int], int] = {}
     times: Counter[tuple[int, int]] = Counter()
     for rows in simulate(scenario):
@@ -71,7 +71,9 @@ def power(scenario: Scenario, begin: int, kind: str = "straggler") -> Seen:
                     wrong.add(key)
                 elif key not in named:
                     named[key] = window - begin + 1
-            elif finding["state"] == "cleared" and key in named:
+                open_now.add(key)
+            elif finding["state"] == "cleared" and key in open_now:
+                open_now.discard(key)
                 times[key] += 1
                 if window >= end:
                     cleared.setdefault(key, window - end + 1)
