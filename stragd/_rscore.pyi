@@ -165,7 +165,7 @@ class Engine:
 class Finding(TypedDict):
     id: int
     job: int
-    kind: Literal["straggler", "imbalance", "uneven-work", "job-wide"]
+    kind: Literal["straggler", "intermittent", "imbalance", "uneven-work", "job-wide", "network"]
     state: Literal["suspect", "confirmed", "recovering", "cleared"]
     rank: int | None
     class_id: int | None
@@ -183,6 +183,8 @@ class Finding(TypedDict):
     own_ns: float
     peers_own_ns: float  # median; NaN without peers
     peers: int
+    work: float
+    moved: int
 
 @type_check_only
 class Abstention(TypedDict):
@@ -207,4 +209,8 @@ class Scorer:
 
     def __new__(cls, config: dict[str, Any]) -> Scorer: ...
     def update(self, windows: NDArray[np.void]) -> Update: ...
+    def save(self) -> bytes:
+        """The whole state but for the configuration; stragd/scoring/state.py has the format."""
+    def restore(self, state: bytes) -> None:
+        """Take a saved state over. Raises ValueError, and changes nothing, where it is none."""
     def forget(self, job: int) -> None: ...

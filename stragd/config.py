@@ -149,17 +149,23 @@ class Scoring:
     """When a rank counts as slow."""
 
     false_alarms_per_million: float = _key(
-        1.0, "Wanted false alarms per million rank-windows.", low=1e-6, high=1e5
+        0.01,
+        "Wanted false alarms per million windows of healthy ranks; docs/scoring.md says of which.",
+        low=1e-6,
+        high=1e5,
     )
     min_slowdown: float = _key(
-        0.03, "Slowdown below which nothing is reported; 0.03 is 3 %.", low=0.001, high=1
+        0.005,
+        "Slowdown below which nothing is reported; 0.005 is 0.5 % (at least 3 % on CPU ranks).",
+        low=0.001,
+        high=1,
     )
     confirm_windows: int = _key(
         2, "Windows that a slow run needs to be confirmed.", low=2, high=100
     )
-    clear_windows: int = _key(3, "Healthy windows in a row that clear a finding.", low=1, high=1000)
+    clear_windows: int = _key(3, "Least healthy windows that clear a finding.", low=1, high=1000)
     history_windows: int = _key(
-        50, "Windows that the baseline of a rank remembers.", low=10, high=100000
+        200, "Windows that the baseline of a rank remembers.", low=10, high=100000
     )
 
 

@@ -178,7 +178,12 @@ def _evidence(raw: Mapping[str, Any], subject: Subject, cost: Cost | None, unit:
     own, peers_own = _number(raw["own_ns"]), _number(raw["peers_own_ns"])
     peers = int(raw["peers"])
     lines = []
-    if own is not None:
+    if raw["kind"] == "network":
+        if own is not None and peers_own is not None:
+            lines.append(
+                f"transfers take {own / 1e6:.2f} ms per {unit}, {peers_own / 1e6:.2f} before"
+            )
+    elif own is not None:
         lines.append(f"{who} works {own / 1e6:.2f} ms of its own per {unit}")
     if peers_own is not None and peers > 0:
         lines.append(
@@ -189,7 +194,9 @@ def _evidence(raw: Mapping[str, Any], subject: Subject, cost: Cost | None, unit:
     if slowdown is not None:
         than = "its peers" if raw["basis"] == "peers" else "before"
         lines.append(f"{abs(slowdown):.1%} {'slower' if slowdown >= 0 else 'faster'} than {than}")
-    if raw["basis"] == "history":
+    if raw["kind"] == "intermittent":
+        lines.append("slow in some windows and as usual in the others; the cost is the mean of all")
+    elif raw["kind"] == "straggler" and raw["basis"] == "history":
         lines.append(f"judged against its own past only: {peers} peers are too few to compare")
     lines.append(f"since window {raw['since_window']}, last scored in window {raw['window']}")
     if cost is not None:

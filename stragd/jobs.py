@@ -25,6 +25,7 @@ ProcessKey = tuple[int, int]
 LATENESS_HISTORY = 30
 MAX_NAME = 120
 EVENTS_LOST, STEPS_NOT_INFERRED, PARTIAL, OWN_UNKNOWN = 1, 2, 4, 8
+TENTH = 128
 RING_INCOMPLETE, HOST_TIMED, NO_RING = 16, 32, 64
 FLAGS: tuple[tuple[int, snapshot.Flag], ...] = (
     (EVENTS_LOST, "events-lost"),

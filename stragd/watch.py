@@ -10,7 +10,7 @@ from stragd.config import Config
 from stragd.config import Ring as RingConfig
 from stragd.finding import job_key
 from stragd.findings import FindingStore, Transition
-from stragd.jobs import Identity, Job, JobTable, ProcessKey, clean, split
+from stragd.jobs import TENTH, Identity, Job, JobTable, ProcessKey, clean, split
 from stragd.outputs.journal import NOTICE, WARNING, Journal
 from stragd.outputs.snapshot import Library, Ring
 from stragd.outputs.windowlog import WindowLog
@@ -250,17 +250,20 @@ class Watch:
             job = self.table.jobs.get(key)
             if job is None:
                 continue  # a last window of a job that was dropped
-            self.table.take_window(job, rows)
-            self.windows.add(key, rows)
+            tenth = bool(rows["flags"][0] & TENTH)
+            if not tenth:
+                self.table.take_window(job, rows)
+                self.windows.add(key, rows)
             try:
                 update = self._scorer.update(rows)
             except Exception as error:  # one job's window must not end the watch of the others
                 self._fault(f"job {job.name}: a window cannot be scored", error)
                 continue
+            if not tenth:
+                self.table.take_abstentions(job, update["abstentions"])
             self._apply(job, update)
 
     def _apply(self, job: Job, update: Update) -> None:
-        self.table.take_abstentions(job, update["abstentions"])
         scored = [(raw["id"], self.table.finding(job, raw)) for raw in update["findings"]]
         self._tell(self.store.apply(job.key, scored))
 

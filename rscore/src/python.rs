@@ -5,7 +5,7 @@ use std::time::Duration;
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::{PyBytes, PyDict, PyList};
 
 use crate::engine;
 use crate::probes;
@@ -45,7 +45,9 @@ fn rows_to_array<'py>(
     PyArray1::from_slice(py, bytes).call_method1("view", (dtype,))
 }
 
-fn rows_from_array(windows: &Bound<'_, PyAny>) -> PyResult<Vec<RankWindow>> {
+/// Calls `take` with the rows of an array. They are numpy's own memory, which nobody else changes
+/// meanwhile: `take` holds the GIL.
+fn with_rows<T>(windows: &Bound<'_, PyAny>, take: impl FnOnce(&[RankWindow]) -> T) -> PyResult<T> {
     let itemsize: usize = windows.getattr("dtype")?.getattr("itemsize")?.extract()?;
     if itemsize != ROW {
         return Err(PyValueError::new_err(format!(
@@ -58,13 +60,19 @@ fn rows_from_array(windows: &Bound<'_, PyAny>) -> PyResult<Vec<RankWindow>> {
     let bytes = bytes.as_slice().map_err(|_| {
         PyValueError::new_err("windows: the array is not contiguous; pass numpy.ascontiguousarray")
     })?;
-    let mut rows = vec![RankWindow::default(); bytes.len() / ROW];
+    let count = bytes.len() / ROW;
+    if bytes.as_ptr().cast::<RankWindow>().is_aligned() {
+        // SAFETY: aligned, `count` rows long, initialised, and every bit pattern is a valid
+        // RankWindow (integers and floats only); the borrow of `bytes` outlives the slice.
+        return Ok(take(unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), count) }));
+    }
+    let mut rows = vec![RankWindow::default(); count];
     // SAFETY: `rows` holds exactly bytes.len() bytes (itemsize divides it), the two do not
-    // overlap, and every bit pattern is a valid RankWindow (integers and floats only).
+    // overlap, and every bit pattern is a valid RankWindow.
     unsafe {
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), rows.as_mut_ptr().cast::<u8>(), bytes.len());
     }
-    Ok(rows)
+    Ok(take(&rows))
 }
 
 /// Reads one optional key of a config dictionary.
@@ -165,6 +173,7 @@ fn engine_config(config: &Bound<'_, PyDict>) -> PyResult<engine::Config> {
             window_steps: count(config, "window_steps", 100, 100_000)?,
             window_ns: window.as_nanos() as u64,
             max_processes,
+            tenths: true,
         },
     })
 }
@@ -340,6 +349,8 @@ fn finding_dict<'py>(py: Python<'py>, finding: &score::Finding) -> PyResult<Boun
     item.set_item("own_ns", finding.own_ns)?;
     item.set_item("peers_own_ns", finding.peers_own_ns)?;
     item.set_item("peers", finding.peers)?;
+    item.set_item("work", finding.work)?;
+    item.set_item("moved", finding.moved)?;
     Ok(item)
 }
 
@@ -383,8 +394,7 @@ impl Scorer {
         py: Python<'py>,
         windows: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let rows = rows_from_array(windows)?;
-        let update = py.detach(|| self.scorer.update(&rows));
+        let update = with_rows(windows, |rows| self.scorer.update(rows))?;
         let findings = PyList::empty(py);
         for finding in &update.findings {
             findings.append(finding_dict(py, finding)?)?;
@@ -403,6 +413,14 @@ impl Scorer {
         result.set_item("abstentions", abstentions)?;
         result.set_item("refused_rows", update.refused_rows)?;
         Ok(result)
+    }
+
+    fn save<'py>(&mut self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.scorer.save())
+    }
+
+    fn restore(&mut self, state: &[u8]) -> PyResult<()> {
+        self.scorer.restore(state).map_err(PyValueError::new_err)
     }
 
     fn forget(&mut self, job: u64) {

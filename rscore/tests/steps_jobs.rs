@@ -350,3 +350,31 @@ fn tables_stay_bounded_whatever_a_job_does() {
     assert!(pipeline.ranks().len() <= 8);
     assert!(pipeline.counters().dropped_events > 0);
 }
+
+#[test]
+fn tenths_of_a_window_come_before_it_and_make_it_up() {
+    let mut job = Gloo::new(2, 2);
+    job.pipeline = rscore::steps::Pipeline::new(Config { tenths: true, ..Config::default() });
+    let step = ddp(&[400, 300, 300, 80]);
+    let truth = step.truth();
+    let closed = job.run(&[step], 350);
+    let (mut tenths, mut last_step, mut number) = (0, None, 0);
+    let mut windows = 0;
+    for rows in &closed {
+        assert_eq!(rows.iter().map(|row| row.rank).collect::<Vec<_>>(), [0, 1]);
+        if rows[0].flags & flag::TENTH == 0 {
+            assert_eq!((rows[0].window, rows[0].steps, tenths), (windows, 100, 10));
+            assert_eq!(Some(rows[0].last_step), last_step, "the last tenth ends with its window");
+            (windows, tenths) = (windows + 1, 0);
+            continue;
+        }
+        for row in rows {
+            assert_eq!((row.flags, row.window, row.steps), (flag::TENTH, number, 10));
+            assert_eq!((row.wall, row.own), (truth.wall, truth.own), "{row:?}");
+            assert!(last_step.is_none_or(|last| row.first_step == last + 1));
+        }
+        last_step = Some(rows[0].last_step);
+        (tenths, number) = (tenths + 1, number + 1);
+    }
+    assert!(windows >= 2 && tenths > 0, "{windows} windows, {tenths} tenths of the next");
+}

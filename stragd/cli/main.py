@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, cast
 
 from stragd import __version__
-from stragd.cli import answers, record, replay, top
+from stragd.cli import answers, record, replay, simulate, top
 from stragd.cli.client import DEFAULT_SOCKET, ControlClient, ControlError
 from stragd.cli.terminal import speaks_utf8
 from stragd.cli.text import clean, to_ascii
@@ -116,6 +116,10 @@ def parser() -> argparse.ArgumentParser:
     config = command("config", "the configuration that stragd runs with")
     config.add_argument("action", choices=("show",), help="print every key with its value")
     config.add_argument("--origin", action="store_true", help="also where each value comes from")
+    simulation = command(
+        "simulate", "what the scorer would see on a cluster like yours (no daemon)"
+    )
+    simulate.add_arguments(simulation)
     return main_parser
 
 
@@ -164,6 +168,8 @@ def _run(arguments: argparse.Namespace) -> int:
         return replay.run(arguments)
     if arguments.command == "record":
         return record.run(arguments)
+    if arguments.command == "simulate":
+        return simulate.run(arguments)
     extra, text = _request(arguments)
     with ControlClient(arguments.socket) as client:
         result = client.request(arguments.command, **extra)

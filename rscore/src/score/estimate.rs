@@ -1,90 +1,166 @@
-//! Robust estimates: medians that leave one out, spreads, thresholds.
+//! Robust estimates and thresholds: medians that leave one out, spreads, limits. The text is
+//! `stragd/scoring/estimate.py`; both sides do the same operations in the same order.
+
+/// Windows of the longest slow run that is told from its past: the newest ones are kept.
+pub(super) const RUN: usize = 32;
 
 /// MAD of a Gaussian to its standard deviation.
 const MAD_TO_SIGMA: f64 = 1.4826;
-/// Natural spread of a healthy group: no two of a kind are equal.
+/// Siegmund's nu(x)^2 is about exp(-2 x 0.583) (Sequential Analysis, 1985, ch. 10).
+const OVERSHOOT: f64 = 1.166;
+#[allow(clippy::approx_constant, clippy::excessive_precision)] // the same digits on both sides
+const DENSITY: f64 = 0.3989422804014327;
+/// A larger job raises no more false alarms than one of so many ranks.
+const JOB_SIZE: f64 = 64.0;
 const NATURAL_SPREAD: f64 = 0.03;
-/// A level this far above the peers is not natural (ln).
-const GROSS_SLOWDOWN: f64 = 0.10;
-/// Spreads that a level must exceed.
+/// ln 1.1.
+const GROSS: f64 = 0.09531017980432493;
 const LEVEL_SIGMAS: f64 = 4.5;
 
-/// Median of sorted values; NaN when empty.
-pub(super) fn median(sorted: &[f64]) -> f64 {
-    let n = sorted.len();
-    match n {
-        0 => f64::NAN,
-        _ if n % 2 == 1 => sorted[n / 2],
-        _ => (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0,
+/// The three values in the middle of a set: all that medians need, with and without a member.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Middle {
+    pub count: usize,
+    below: f64,
+    at: f64,
+    above: f64,
+}
+
+impl Middle {
+    /// Of `values`, which it reorders. Linear in their number.
+    pub fn of(values: &mut [f64]) -> Middle {
+        let count = values.len();
+        if count == 0 {
+            return Middle::default();
+        }
+        let (left, at, right) = values.select_nth_unstable_by((count - 1) / 2, f64::total_cmp);
+        Middle {
+            count,
+            below: left.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            at: *at,
+            above: right.iter().copied().fold(f64::INFINITY, f64::min),
+        }
+    }
+
+    /// Median; there must be a value.
+    pub fn median(&self) -> f64 {
+        if self.count % 2 == 1 {
+            self.at
+        } else {
+            (self.at + self.above) / 2.0
+        }
+    }
+
+    /// Median without one member that has this value; there must be another.
+    pub fn median_without(&self, value: f64) -> f64 {
+        let at = if value <= self.at { self.above } else { self.at };
+        if self.count % 2 == 0 {
+            return at;
+        }
+        let below = if value <= self.below { self.at } else { self.below };
+        (below + at) / 2.0
     }
 }
 
-/// Median of sorted values without the one at `place`; NaN when there is no other.
-pub(super) fn median_without(sorted: &[f64], place: usize) -> f64 {
-    let n = sorted.len().saturating_sub(1);
-    let at = |i: usize| sorted[if i < place { i } else { i + 1 }];
-    match n {
-        0 => f64::NAN,
-        _ if n % 2 == 1 => at(n / 2),
-        _ => (at(n / 2 - 1) + at(n / 2)) / 2.0,
+/// Robust standard deviation of values around their median; `scratch` saves the allocation.
+pub(super) fn spread(
+    values: impl Iterator<Item = f64>,
+    center: f64,
+    scratch: &mut Vec<f64>,
+) -> f64 {
+    scratch.clear();
+    scratch.extend(values.map(|value| (value - center).abs()));
+    MAD_TO_SIGMA * Middle::of(scratch).median()
+}
+
+/// Least ln(own / peers) that no natural difference of machines explains: the median of n values
+/// varies by pi / 2 of what their mean does.
+pub(super) fn level_limit(spread_of_peers: f64, peers: usize) -> f64 {
+    let prior = if peers < 16 { NATURAL_SPREAD } else { NATURAL_SPREAD / 2.0 };
+    let natural = spread_of_peers.max(prior);
+    let uncertain = (1.0 + std::f64::consts::FRAC_PI_2 / peers as f64).sqrt();
+    GROSS.max(LEVEL_SIGMAS * natural * uncertain)
+}
+
+/// False alarms of one healthy rank and window, when the scan's largest deviate is held against
+/// `limit` (Siegmund and Venkatraman, Annals of Statistics 23, 1995).
+fn false_alarms(limit: f64) -> f64 {
+    let part = |x: f64| (x / OVERSHOOT + 1.0 / (OVERSHOOT * OVERSHOOT)) * (-OVERSHOOT * x).exp();
+    let scan = part(limit / (RUN as f64).sqrt()) - part(limit / 2f64.sqrt());
+    limit * DENSITY * (-(limit * limit) / 2.0).exp() * scan
+}
+
+/// Deviate that keeps the wanted rate for a job of so many ranks; from 2 to 40.
+pub(super) fn scan_limit(false_alarms_per_million: f64, ranks: usize) -> f64 {
+    let wanted = false_alarms_per_million * 1e-6 * f64::min(1.0, JOB_SIZE / ranks as f64);
+    let (mut low, mut high) = (2.0, 40.0);
+    for _ in 0..60 {
+        let middle = (low + high) / 2.0;
+        if false_alarms(middle) > wanted {
+            low = middle;
+        } else {
+            high = middle;
+        }
     }
+    high
 }
 
-/// Robust standard deviation of sorted values; `scratch` saves the allocation.
-pub(super) fn spread(sorted: &[f64], scratch: &mut Vec<f64>) -> f64 {
-    let center = median(sorted);
-    scratch.clear();
-    scratch.extend(sorted.iter().map(|value| (value - center).abs()));
-    scratch.sort_unstable_by(f64::total_cmp);
-    MAD_TO_SIGMA * median(scratch)
+/// The deviate of Student's t that is as rare as `limit` is of a Gaussian (Wallace, Annals of
+/// Mathematical Statistics 30, 1959, inverted).
+pub(super) fn student_limit(limit: f64, degrees: f64) -> f64 {
+    let scaled = limit * (8.0 * degrees + 3.0) / (8.0 * degrees + 1.0);
+    (degrees * ((scaled * scaled / degrees).min(700.0).exp() - 1.0)).sqrt()
 }
 
-/// Like [`spread`], of a small group without the one at `place`: it may be what is looked for.
-pub(super) fn spread_without(sorted: &[f64], place: usize, scratch: &mut Vec<f64>) -> f64 {
-    let center = median_without(sorted, place);
-    scratch.clear();
-    let others = sorted.iter().enumerate().filter(|(other, _)| *other != place);
-    scratch.extend(others.map(|(_, value)| (value - center).abs()));
-    scratch.sort_unstable_by(f64::total_cmp);
-    MAD_TO_SIGMA * median(scratch)
-}
-
-/// Least ln(own / peers) that no natural difference explains: beyond 10 % and beyond the
-/// spread of `peers` others, of which few tell little.
-pub(super) fn level_limit(spread: f64, peers: usize) -> f64 {
-    // The median of n varies by pi/2 of what their mean does.
-    let median = std::f64::consts::FRAC_PI_2 / peers.max(1) as f64;
-    let natural = spread.max(NATURAL_SPREAD) * (1.0 + median).sqrt();
-    (1.0 + GROSS_SLOWDOWN).ln().max(LEVEL_SIGMAS * natural)
-}
-
-/// How much wider a noise estimate from `degrees` of freedom has to be taken than a known one
-/// (Student's t against the normal, at the quantile that matters here).
-pub(super) fn widening(degrees: f64) -> f64 {
-    1.0 + 4.0 / degrees.max(1.0)
-}
-
-/// CUSUM limit for a false-alarm rate per million: the sum of standardised excesses over half
-/// a deviation exceeds h with a probability near exp(-h).
-pub(super) fn cusum_limit(false_alarms_per_million: f64) -> f64 {
-    (1e6 / false_alarms_per_million).ln().max(2.0)
+/// One minus the order of magnitude of the chance that noise gets so far.
+pub(super) fn confidence(deviate: f64) -> f64 {
+    (1.0 - (-deviate * deviate / 2.0).exp()).clamp(0.5, 0.9999)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn plain(values: &[f64]) -> f64 {
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let n = sorted.len();
+        if n % 2 == 1 {
+            sorted[n / 2]
+        } else {
+            (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0
+        }
+    }
+
     #[test]
     fn leaving_one_out_equals_the_plain_definition() {
-        let sorted = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
-        for n in 1..=6 {
+        let all = [4.0, 1.0, 16.0, 2.0, 2.0, 8.0, 32.0, 2.0, 1.0];
+        for n in 1..=all.len() {
+            let middle = Middle::of(&mut all[..n].to_vec());
+            assert_eq!(middle.median(), plain(&all[..n]));
             for place in 0..n {
-                let mut others = sorted[..n].to_vec();
+                let mut others = all[..n].to_vec();
                 others.remove(place);
-                let (a, b) = (median_without(&sorted[..n], place), median(&others));
-                assert!(a == b || a.is_nan() && b.is_nan());
+                if !others.is_empty() {
+                    assert_eq!(middle.median_without(all[place]), plain(&others), "{n} {place}");
+                }
             }
         }
-        assert_eq!(spread(&[1.0, 2.0, 3.0, 4.0, 100.0], &mut Vec::new()), 1.4826);
+        let one_far = [1.0, 2.0, 3.0, 4.0, 100.0];
+        assert_eq!(spread(one_far.into_iter(), 3.0, &mut Vec::new()), 1.4826);
+    }
+
+    #[test]
+    fn limits_follow_from_the_rate() {
+        let limit = scan_limit(0.01, 64);
+        assert!((limit - 6.08).abs() < 0.05, "{limit}");
+        assert!((false_alarms(limit) / 1e-8 - 1.0).abs() < 1e-6);
+        assert_eq!(scan_limit(0.01, 2), limit, "a small job has the stated rate");
+        assert!((false_alarms(scan_limit(0.01, 6400)) / 1e-10 - 1.0).abs() < 1e-6);
+        assert!(scan_limit(1e-6, 1 << 20) < 40.0);
+        // Tables of Student's t: P(t > 3.0902) is P(normal > 3.0902) = 0.001 for many degrees,
+        // and 4.144 has that chance with ten.
+        assert!((student_limit(3.0902, 10.0) / 4.144 - 1.0).abs() < 0.01);
+        assert!((student_limit(3.0902, 1e6) / 3.0902 - 1.0).abs() < 1e-4);
     }
 }

@@ -1,32 +1,63 @@
-//! Peers: rows of one job with the same class and signature, in the order of their own time.
+//! Rows of one window that can be judged, in groups of peers, and each rank's reference.
 
-use super::estimate::{median, spread};
+use std::collections::HashMap;
+
+use super::estimate::{spread, Middle};
+use super::rank::Around;
 use super::{reason, Abstention};
 use crate::window::{flag, RankWindow};
 
 /// Steps of a rank may differ from the others' by this share, or by `STEPS_SLACK`.
 const STEPS_SHARE: f64 = 0.2;
 const STEPS_SLACK: f64 = 3.0;
+/// Peers that can outvote a rank.
+pub(super) const MIN_PEERS: usize = 3;
+/// Groups in which one member counts for the spread.
+const SMALL_GROUP: usize = 16;
+
+/// (signature, STEPS_NOT_INFERRED or 0, class): ranks of one key are peers.
+pub(super) type Key = (u64, u32, u32);
 
 /// One row that can be judged.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Member {
     /// Index into the window's rows.
-    pub row: usize,
+    pub row: u32,
+    /// Index into the job's ranks.
+    pub slot: u32,
+    /// How many others the reference is of.
+    pub others: u32,
+    /// Of the row, ns.
+    pub own: f64,
     /// ln of own time; of its share of wall where steps are not inferred.
     pub value: f64,
+    /// Value over the rank's own past; NaN while it has none.
+    pub excess: f64,
+    /// Confirmed to be slow already: then it says nothing about everybody.
+    pub proven: bool,
+    /// Median of the others' excess: what happened to everybody.
+    pub reference: f64,
 }
 
-/// Ranks that are peers of each other.
+impl Member {
+    pub fn is_known(&self) -> bool {
+        !self.excess.is_nan()
+    }
+}
+
+/// Ranks that are peers of each other, by rank.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Group {
-    pub signature: u64,
-    pub class_id: u32,
+    pub key: Key,
     /// Range of `Groups::members`.
     pub from: usize,
     pub to: usize,
+    /// Of the values.
+    pub middle: Middle,
     pub median: f64,
     pub spread: f64,
+    /// Median of the bytes per step, once somebody asked.
+    usual_bytes: Option<f64>,
 }
 
 impl Group {
@@ -39,23 +70,45 @@ impl Group {
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     pub members: Vec<Member>,
-    /// `members[i].value`, for the estimators.
-    pub values: Vec<f64>,
     pub groups: Vec<Group>,
-    steps: Vec<f64>,
+    /// The two largest own times of each signature, ns, in any class: what bounds a step.
+    pub slowest: HashMap<u64, (f64, f64)>,
+    /// Excesses of the healthy that have a past, in no order.
+    pub everybody: Vec<f64>,
+    values: Vec<f64>,
     scratch: Vec<f64>,
 }
 
+pub(super) fn key(row: &RankWindow) -> Key {
+    (row.signature, row.flags & flag::STEPS_NOT_INFERRED, row.class_id)
+}
+
 impl Groups {
-    /// Sorts the judgeable rows into groups, and says why the others are not judged.
-    pub fn build(&mut self, rows: &[RankWindow], abstentions: &mut Vec<Abstention>) {
-        self.steps.clear();
-        let whole = |row: &&RankWindow| row.flags & flag::PARTIAL == 0 && row.steps > 0;
-        self.steps.extend(rows.iter().filter(whole).map(|row| f64::from(row.steps)));
-        self.steps.sort_unstable_by(f64::total_cmp);
-        let usual = median(&self.steps);
+    /// Sorts the judgeable ones of the `accepted` rows into groups, and says why the others are
+    /// not judged. `slots` are the places of their ranks.
+    pub fn build(
+        &mut self,
+        rows: &[RankWindow],
+        accepted: &[u32],
+        slots: &[u32],
+        abstentions: &mut Vec<Abstention>,
+    ) {
+        self.select(rows, accepted, slots, abstentions);
+        self.arrange(rows);
+    }
+
+    /// The judgeable ones of the `accepted` rows, by rank.
+    pub fn select(
+        &mut self,
+        rows: &[RankWindow],
+        accepted: &[u32],
+        slots: &[u32],
+        abstentions: &mut Vec<Abstention>,
+    ) {
+        let usual = self.usual_steps(rows, accepted);
         self.members.clear();
-        for (place, row) in rows.iter().enumerate() {
+        for (&place, &slot) in accepted.iter().zip(slots) {
+            let row = &rows[place as usize];
             let partial = row.flags & flag::PARTIAL != 0;
             let off = (f64::from(row.steps) - usual).abs();
             let reason = if row.flags & flag::OWN_UNKNOWN != 0 {
@@ -75,51 +128,168 @@ impl Groups {
                     0 => row.own.ln(),
                     _ => (row.own / row.wall).ln(),
                 };
-                self.members.push(Member { row: place, value });
+                let own = row.own;
+                self.members.push(Member { row: place, slot, value, own, ..Member::default() });
             }
-        }
-        let key = |m: &Member| {
-            let row = &rows[m.row];
-            (row.signature, row.flags & flag::STEPS_NOT_INFERRED, row.class_id)
-        };
-        self.members.sort_unstable_by(|a, b| {
-            key(a).cmp(&key(b)).then(a.value.total_cmp(&b.value)).then(a.row.cmp(&b.row))
-        });
-        self.values.clear();
-        self.values.extend(self.members.iter().map(|m| m.value));
-        self.groups.clear();
-        let mut from = 0;
-        while from < self.members.len() {
-            let same = |m: &&Member| key(m) == key(&self.members[from]);
-            let to = from + self.members[from..].iter().take_while(same).count();
-            let values = &self.values[from..to];
-            let row = &rows[self.members[from].row];
-            self.groups.push(Group {
-                signature: row.signature,
-                class_id: row.class_id,
-                from,
-                to,
-                median: median(values),
-                spread: spread(values, &mut self.scratch),
-            });
-            from = to;
         }
     }
 
-    /// The two largest own times of a signature, ns, in any class: what bounds a step.
-    pub fn slowest_two(&self, rows: &[RankWindow], signature: u64) -> (f64, f64) {
-        let mut top = (0.0, 0.0);
-        // The last of a group is its slowest, the one before it the next.
-        for group in self.groups.iter().filter(|group| group.signature == signature) {
-            for member in self.members[group.from..group.to].iter().rev().take(2) {
-                let own = rows[member.row].own;
-                if own > top.0 {
-                    top = (own, top.0);
-                } else if own > top.1 {
-                    top.1 = own;
-                }
+    /// Puts what was selected into groups.
+    pub fn arrange(&mut self, rows: &[RankWindow]) {
+        self.groups.clear();
+        self.slowest.clear();
+        // Stable: by rank within a group.
+        let of = |member: &Member| key(&rows[member.row as usize]);
+        self.members.sort_by_key(of);
+        let mut from = 0;
+        while from < self.members.len() {
+            let key = of(&self.members[from]);
+            let same = self.members[from..].iter().take_while(|member| of(member) == key).count();
+            self.add(key, from, from + same);
+            from += same;
+        }
+    }
+
+    /// Median of the steps in whole windows; 0 without any.
+    fn usual_steps(&mut self, rows: &[RankWindow], accepted: &[u32]) -> f64 {
+        let whole = |row: &&RankWindow| row.flags & flag::PARTIAL == 0 && row.steps > 0;
+        let steps = || accepted.iter().map(|place| &rows[*place as usize]).filter(whole);
+        let Some(first) = steps().next() else { return 0.0 };
+        if steps().all(|row| row.steps == first.steps) {
+            return f64::from(first.steps);
+        }
+        self.scratch.clear();
+        self.scratch.extend(steps().map(|row| f64::from(row.steps)));
+        Middle::of(&mut self.scratch).median()
+    }
+
+    fn add(&mut self, key: Key, from: usize, to: usize) {
+        let members = &self.members[from..to];
+        self.scratch.clear();
+        self.scratch.extend(members.iter().map(|member| member.value));
+        let middle = Middle::of(&mut self.scratch);
+        let median = middle.median();
+        let spread = spread(members.iter().map(|member| member.value), median, &mut self.scratch);
+        self.groups.push(Group { key, from, to, middle, median, spread, usual_bytes: None });
+        let slowest = self.slowest.entry(key.0).or_default();
+        for member in members {
+            if member.own > slowest.0 {
+                *slowest = (member.own, slowest.0);
+            } else if member.own > slowest.1 {
+                slowest.1 = member.own;
             }
         }
-        top
+    }
+
+    /// What happened to the others of each rank: of its peers, or of the whole job where they are
+    /// fewer than three.
+    pub fn set_references(&mut self) {
+        let all = Pool::of(&self.members, &mut self.everybody, &mut self.scratch);
+        let single = self.groups.len() == 1;
+        for group in &self.groups {
+            let members = &mut self.members[group.from..group.to];
+            let peers = match single {
+                true => all,
+                false => Pool::of(members, &mut self.values, &mut self.scratch),
+            };
+            for member in members {
+                let itself = usize::from(member.is_known());
+                let pool = if peers.known.count >= MIN_PEERS + itself { &peers } else { &all };
+                member.others = (pool.known.count - itself) as u32;
+                member.reference = pool.reference(member);
+            }
+        }
+    }
+
+    /// What a finding of a member of `group` needs of it.
+    pub fn around(&self, group: &Group, moved: u32) -> Around {
+        let slowest = self.slowest.get(&group.key.0).copied().unwrap_or_default();
+        Around { peers: group.len() - 1, slowest, moved }
+    }
+
+    /// Median of the standard errors that the windows state (ln); 0 where none does.
+    pub fn stated_error(&mut self, rows: &[RankWindow]) -> f64 {
+        self.scratch.clear();
+        let stated = self.members.iter().map(|member| &rows[member.row as usize]);
+        let stated = stated.filter(|row| row.own_se > 0.0).map(|row| row.own_se / row.own);
+        self.scratch.extend(stated);
+        match self.scratch.is_empty() {
+            true => 0.0,
+            false => Middle::of(&mut self.scratch).median(),
+        }
+    }
+
+    /// Bytes per step of a member over the median of its group, minus one; NaN where that says
+    /// nothing.
+    pub fn work(&mut self, place: usize, rows: &[RankWindow], row: &RankWindow) -> f64 {
+        let group = &mut self.groups[place];
+        if group.len() <= MIN_PEERS {
+            return f64::NAN;
+        }
+        let members = &self.members[group.from..group.to];
+        let scratch = &mut self.scratch;
+        let usual = *group.usual_bytes.get_or_insert_with(|| {
+            scratch.clear();
+            scratch.extend(members.iter().map(|member| rows[member.row as usize].bytes));
+            Middle::of(scratch).median()
+        });
+        if usual > 0.0 {
+            row.bytes / usual - 1.0
+        } else {
+            f64::NAN
+        }
+    }
+
+    /// (Median of the others' values, spread that is natural among them) of a member of a group.
+    pub fn level(&self, group: &Group, member: usize, scratch: &mut Vec<f64>) -> (f64, f64) {
+        let others = group.middle.median_without(self.members[member].value);
+        if group.len() > SMALL_GROUP {
+            return (others, group.spread);
+        }
+        let places = (group.from..group.to).filter(|place| *place != member);
+        let values = places.map(|place| self.members[place].value);
+        (others, spread(values, others, scratch))
+    }
+}
+
+/// Ranks that a reference is taken of: those that are known, and of them the healthy ones.
+#[derive(Clone, Copy)]
+struct Pool {
+    known: Middle,
+    healthy: Middle,
+}
+
+impl Pool {
+    /// Leaves the excesses of the healthy in `healthy`.
+    fn of(members: &[Member], healthy: &mut Vec<f64>, scratch: &mut Vec<f64>) -> Pool {
+        let known = || members.iter().filter(|member| member.is_known());
+        healthy.clear();
+        healthy.extend(known().filter(|member| !member.proven).map(|member| member.excess));
+        let middle = Middle::of(healthy);
+        if known().count() == middle.count {
+            return Pool { known: middle, healthy: middle };
+        }
+        scratch.clear();
+        scratch.extend(known().map(|member| member.excess));
+        Pool { known: Middle::of(scratch), healthy: middle }
+    }
+
+    /// Median of the healthy others' excess, of all others' where there is no healthy one.
+    fn reference(&self, member: &Member) -> f64 {
+        let among = member.is_known() && !member.proven;
+        if self.healthy.count > usize::from(among) {
+            return match among {
+                true => self.healthy.median_without(member.excess),
+                false => self.healthy.median(),
+            };
+        }
+        let itself = member.is_known();
+        if self.known.count > usize::from(itself) {
+            return match itself {
+                true => self.known.median_without(member.excess),
+                false => self.known.median(),
+            };
+        }
+        0.0
     }
 }

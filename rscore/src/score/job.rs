@@ -1,341 +1,358 @@
-//! Scores of one job: every rank against its peers and its past, then the groups.
+//! Scores of one job: every rank, then the whole, then the groups.
 
-use std::collections::BTreeMap;
+use std::collections::HashSet;
 
-use super::estimate::{cusum_limit, median_without, spread_without};
-use super::groups::{Group, Groups};
-use super::life::{Evidence, Life};
-use super::rank::{change, confidence, finding, Change, RankScore, LEARN_HISTORY};
-use super::series::{pooled_noise, witness, Series, Test};
-use super::{Abstention, Basis, Config, Finding, Kind, State, Update};
-use crate::window::{flag, RankWindow};
+use super::case::Case;
+use super::compare::{compare, Comparisons};
+use super::estimate::{scan_limit, Middle};
+use super::fast::{self, FastScore, TENTHS};
+use super::groups::{key, Groups, Member, MIN_PEERS};
+use super::rank::{self, Context, Entry, RankScore, LEVEL_ODDS};
+use super::series::{lend, pool, Widths};
+use super::whole::{Whole, WholeScore};
+use super::{Abstention, Config, Kind, State, Update};
+use crate::window::{flag, source, RankWindow};
 
-/// Peers that can outvote a rank.
-const MIN_PEERS: usize = 3;
-/// Groups in which one member counts for the spread.
-const SMALL_GROUP: usize = 16;
-/// Least lasting slowdown of the job against its past (ln).
-const JOB_LEAST: f64 = 0.07;
-/// Least difference of classes or signatures (ln), in spreads too, and windows that it lasts.
-const GROUP_LEAST: f64 = 0.0953;
-const GROUP_SPREADS: f64 = 3.0;
-const GROUP_WINDOWS: u32 = 3;
-/// Windows in a row that prove a slow job: bursts hit everybody at once.
-const JOB_RUN: usize = 4;
+/// Noise of a window below which none is believed (ln).
+const HOST_FLOOR: f64 = 0.004;
+const DEVICE_FLOOR: f64 = 0.001;
+/// ln 1.07 and ln 1.25: least lasting slowdown of the job and of its transfers.
+const JOB_LEAST: f64 = 0.06765864847381486;
+const NETWORK_LEAST: f64 = 0.22314355131420976;
 /// Windows without a row after which a rank is forgotten.
 const MISSING_WINDOWS: u32 = 10;
-
-/// A class, a signature, or the job.
-#[derive(Debug, Default)]
-struct GroupScore {
-    run: u32,
-    since: (u64, u64),
-    life: Life,
-    shown: Option<Finding>,
-    seen: bool,
-}
+/// Windows whose numbers are kept.
+const RECENT: usize = 64;
+/// Share of the false alarms that whole windows may raise; the rest is for tenths of them.
+const WINDOWS_SHARE: f64 = 0.9;
 
 /// Everything that is kept of one job.
 #[derive(Debug, Default)]
 pub(super) struct JobScore {
     pub last_call: u64,
-    window: Option<u64>,
-    ranks: BTreeMap<u32, RankScore>,
-    wide: GroupScore,
-    wide_series: Series,
-    wide_key: u64,
+    pub window: Option<u64>,
+    /// (Number, begin) of the last windows, newest first.
+    pub recent: Vec<(u64, u64)>,
+    /// By rank; `ranks` has the rest of each.
+    pub entries: Vec<Entry>,
+    pub ranks: Vec<RankScore>,
+    pub key: u64,
+    pub wide: WholeScore,
+    pub network: WholeScore,
+    pub compared: Comparisons,
+    pub fast: FastScore,
+    work: Work,
+}
+
+/// What is reused from window to window and is no state.
+#[derive(Debug, Default)]
+struct Work {
     groups: Groups,
-    compared: BTreeMap<(Kind, u64), GroupScore>,
-    noises: Vec<(f64, f64)>,
-    scratch: Vec<f64>,
+    /// Places of the accepted rows' ranks.
+    slots: Vec<u32>,
+    values: Vec<f64>,
+    widths: Widths,
+    /// Number of ranks, the limit for it, and that of a rank above its peers.
+    limit: (usize, f64, f64),
+    /// Number of ranks, and the limit of a tenth.
+    fast_limit: (usize, f64),
 }
 
 impl JobScore {
-    /// Last window that was scored.
-    pub fn last_window(&self) -> Option<u64> {
-        self.window
-    }
-
-    /// Takes the accepted rows of one window.
+    /// Takes the `accepted` rows of one window; there is at least one.
     pub fn update(
         &mut self,
         rows: &[RankWindow],
+        accepted: &[u32],
         config: &Config,
         next_id: &mut u64,
         update: &mut Update,
     ) {
-        let Some(first) = rows.first() else { return };
+        let first = &rows[accepted[0] as usize];
         self.window = Some(first.window);
-        let mut groups = std::mem::take(&mut self.groups);
-        groups.build(rows, &mut update.abstentions);
-        self.ranks.values_mut().for_each(|rank| rank.missing += 1);
-        for row in rows {
-            self.ranks.entry(row.rank).or_default().missing = 0;
+        self.recent.insert(0, (first.window, first.start_time_ns()));
+        self.recent.truncate(RECENT);
+        let mut work = std::mem::take(&mut self.work);
+        self.place_ranks(rows, accepted, &mut work.slots);
+        work.groups.build(rows, accepted, &work.slots, &mut update.abstentions);
+        self.look_back(rows, &mut work.groups, update);
+        let ranks = work.groups.members.len().max(1);
+        if work.limit.0 != ranks {
+            let rate = config.false_alarms_per_million * WINDOWS_SHARE;
+            let with_level = scan_limit(rate * LEVEL_ODDS, ranks);
+            work.limit = (ranks, scan_limit(rate, ranks), with_level);
         }
-        for group in &groups.groups {
-            self.score_group(group, &groups, rows, config, next_id, update);
-        }
-        self.score_job(&groups, rows, config, next_id);
-        self.compare_groups(&groups, rows, config, next_id);
-        self.groups = groups;
+        self.judge_ranks(rows, &mut work, config, next_id, update);
+        self.judge_job(rows, &mut work, config, next_id);
+        self.judge_network(rows, &mut work, config, next_id);
+        compare(&mut self.compared, &work.groups, rows, config, next_id);
+        self.work = work;
         self.show(update);
     }
 
-    fn score_group(
+    /// Takes the `accepted` rows of a tenth of a window; there is at least one.
+    pub fn update_tenth(
         &mut self,
-        group: &Group,
-        groups: &Groups,
         rows: &[RankWindow],
+        accepted: &[u32],
         config: &Config,
         next_id: &mut u64,
         update: &mut Update,
     ) {
-        let members = &groups.members[group.from..group.to];
-        let values = &groups.values[group.from..group.to];
-        let against_peers = members.len() > MIN_PEERS;
-        let mut noises = std::mem::take(&mut self.noises);
-        let (mut products, mut squares) = (0.0, 0.0);
-        noises.clear();
-        for member in members {
-            let row = &rows[member.row];
-            let rank = self.ranks.entry(row.rank).or_default();
-            if rank.signature != row.signature || rank.class_id != row.class_id {
-                rank.peers = Series::default();
-                rank.history = Series::default();
-                (rank.signature, rank.class_id, rank.gross) = (row.signature, row.class_id, 0);
+        self.fast.last = Some(rows[accepted[0] as usize].window);
+        let mut work = std::mem::take(&mut self.work);
+        let (groups, slots) = (&mut work.groups, &mut work.slots);
+        let (mut known, mut slot) = (Vec::with_capacity(accepted.len()), 0);
+        slots.clear();
+        for &place in accepted {
+            let rank = rows[place as usize].rank;
+            while self.entries.get(slot).is_some_and(|entry| entry.rank < rank) {
+                slot += 1;
             }
-            let series = if against_peers { &rank.peers } else { &rank.history };
-            noises.push(series.squares());
-            let terms = series.correlation_terms();
-            products += terms.0;
-            squares += terms.1;
+            // A rank that the last windows did not have is selected all the same: its steps count.
+            known.push(place);
+            slots.push(match self.entries.get(slot) {
+                Some(entry) if entry.rank == rank => slot as u32,
+                _ => u32::MAX,
+            });
         }
-        // The least witness of them is the measure for all.
-        let witnesses = || members.iter().map(|member| witness(&rows[member.row]));
-        let noise = witnesses().map(|witness| witness.noise).fold(0.0, f64::max);
-        let clip = witnesses().map(|witness| witness.clip).fold(f64::INFINITY, f64::min);
-        let (pooled_noise, degrees) = pooled_noise(&mut noises, noise);
-        let test = Test {
-            pooled_noise,
-            degrees,
-            // Few products say little about a correlation.
-            correlation: products / squares.max(f64::MIN_POSITIVE) * degrees / (degrees + 20.0),
-            stated_error: 0.0,
-            clip,
-            least: (1.0 + config.min_slowdown).ln(),
-            limit: cusum_limit(config.false_alarms_per_million),
-            history: config.history_windows,
-        };
-        self.noises = noises;
-        let mut slow = 0;
-        let mut verdicts = Vec::with_capacity(members.len());
-        for (place, member) in members.iter().enumerate() {
-            let row = &rows[member.row];
-            let stated_error = if row.own_se.is_nan() { 0.0 } else { row.own_se / row.own };
-            let test = Test { stated_error, ..test };
-            let others = median_without(values, place);
-            let Some(rank) = self.ranks.get_mut(&row.rank) else { continue };
-            let verdict = if against_peers {
-                rank.push_history(member.value, row, &test);
-                let group = match members.len() {
-                    n if n <= SMALL_GROUP => {
-                        Group { spread: spread_without(values, place, &mut self.scratch), ..*group }
-                    }
-                    _ => *group,
-                };
-                rank.judge_peers(member.value, others, &group, row, &test, config)
+        groups.select(rows, &known, slots, &mut Vec::new());
+        let entries = &self.entries;
+        groups.members.retain_mut(|member| {
+            let entry = entries.get(member.slot as usize);
+            entry.is_some_and(|entry| fast::look_back(member, &rows[member.row as usize], entry))
+        });
+        if !groups.members.is_empty() {
+            groups.arrange(rows);
+            groups.set_references();
+            let ranks = groups.members.len();
+            if work.fast_limit.0 != ranks {
+                let rate = config.false_alarms_per_million * (1.0 - WINDOWS_SHARE) / TENTHS;
+                work.fast_limit = (ranks, scan_limit(rate, ranks));
+            }
+            let scores = fast::Scores { entries: &mut self.entries, ranks: &mut self.ranks };
+            let limit = work.fast_limit.1;
+            let base = fast::Base { rows, recent: &self.recent, config, limit };
+            self.fast.judge(scores, groups, &base, next_id, &mut work.values);
+        }
+        self.work = work;
+        self.show(update);
+    }
+
+    /// Finds or makes the ranks of the rows, and counts the windows of all.
+    fn place_ranks(&mut self, rows: &[RankWindow], accepted: &[u32], slots: &mut Vec<u32>) {
+        let of = |place: &u32| rows[*place as usize].rank;
+        let mut known = self.entries.iter().map(|entry| entry.rank);
+        let unknown = |place: &&u32| !known.any(|rank| rank == of(place));
+        if let Some(first) = accepted.iter().find(unknown) {
+            self.add_ranks(accepted.iter().map(of).filter(|rank| *rank >= of(first)));
+        }
+        slots.clear();
+        let mut wanted = accepted.iter().map(of).peekable();
+        for (slot, entry) in self.entries.iter_mut().enumerate() {
+            entry.behind = entry.behind.saturating_add(1);
+            if wanted.next_if_eq(&entry.rank).is_some() {
+                entry.missing = 0;
+                slots.push(slot as u32);
             } else {
-                rank.judge_history(member.value, members.len() - 1, row, &test)
-            };
-            match verdict {
-                Ok(verdict) => {
-                    slow += usize::from(verdict.evidence == Evidence::Strong);
-                    verdicts.push((member.row, verdict));
-                }
-                Err(reason) => {
-                    let (job, window) = (row.job, row.window);
-                    update.abstentions.push(Abstention { job, rank: row.rank, window, reason });
-                }
+                entry.missing += 1;
             }
         }
-        // Without peers, everybody slower than before is the job and not a rank.
-        let together = !against_peers && slow > 1 && slow == members.len();
-        let slowest = groups.slowest_two(rows, group.signature);
-        for (place, mut verdict) in verdicts {
-            let row = &rows[place];
-            if together {
-                verdict.evidence = Evidence::Open;
+    }
+
+    fn add_ranks(&mut self, ranks: impl Iterator<Item = u32>) {
+        let known: HashSet<u32> = self.entries.iter().map(|entry| entry.rank).collect();
+        let entries = std::mem::take(&mut self.entries).into_iter();
+        let mut all: Vec<_> = entries.zip(std::mem::take(&mut self.ranks)).collect();
+        for rank in ranks.filter(|rank| !known.contains(rank)) {
+            all.push((Entry { rank, ..Entry::default() }, RankScore::default()));
+        }
+        all.sort_by_key(|(entry, _)| entry.rank);
+        (self.entries, self.ranks) = all.into_iter().unzip();
+    }
+
+    /// Every rank's value over its own past, and what happened to the others meanwhile.
+    fn look_back(&mut self, rows: &[RankWindow], groups: &mut Groups, update: &mut Update) {
+        for member in &mut groups.members {
+            let row = &rows[member.row as usize];
+            let entry = &mut self.entries[member.slot as usize];
+            if entry.renew(key(row), row) {
+                self.ranks[member.slot as usize].renew(&mut update.findings);
             }
-            if let Some(rank) = self.ranks.get_mut(&row.rank) {
-                rank.conclude(&verdict, row, slowest, config, next_id);
+            member.excess = member.value - entry.usual;
+            member.proven = entry.proven;
+        }
+        groups.set_references();
+    }
+
+    fn judge_ranks(
+        &mut self,
+        rows: &[RankWindow],
+        work: &mut Work,
+        config: &Config,
+        next_id: &mut u64,
+        update: &mut Update,
+    ) {
+        let groups = &mut work.groups;
+        let least = (1.0 + config.min_slowdown).ln();
+        let stated = groups.stated_error(rows);
+        let spreads = groups.members.iter().map(|m| &self.entries[m.slot as usize].spread);
+        let prior = lend(spreads, stated);
+        self.fast.window_variance = 0.0;
+        for place in 0..groups.groups.len() {
+            let group = groups.groups[place];
+            let members = &groups.members[group.from..group.to];
+            let host = members.iter().any(|m| rows[m.row as usize].source == source::GLOO);
+            let series = members.iter().map(|m| &self.entries[m.slot as usize].spread);
+            let noise = pool(series, if host { HOST_FLOOR } else { DEVICE_FLOOR }, prior);
+            self.fast.window_variance = self.fast.window_variance.max(noise.variance);
+            let window = rows[members[0].row as usize].window;
+            let moved =
+                |m: &&Member| self.entries[m.slot as usize].has_moved(window, RECENT as u64);
+            let context = Context {
+                config,
+                recent: &self.recent,
+                least,
+                limit: work.limit.1,
+                limit_with_level: work.limit.2,
+                alone: groups.members.len() == 1,
+                noise,
+                long_run: noise.long_run(),
+                around: groups.around(&group, members.iter().filter(moved).count() as u32),
+            };
+            for number in group.from..group.to {
+                let member = groups.members[number];
+                let row = &rows[member.row as usize];
+                let level = (context.around.peers >= MIN_PEERS)
+                    .then(|| groups.level(&group, number, &mut work.values));
+                let entry = &mut self.entries[member.slot as usize];
+                let rank = &mut self.ranks[member.slot as usize];
+                let changes = &mut rank::Work { widths: &mut work.widths, next_id };
+                let reason = rank.judge(entry, &member, row, level, &context, changes);
+                if entry.open {
+                    rank.tell_work(groups.work(place, rows, row));
+                }
+                if let Some(reason) = reason {
+                    let (job, rank, window) = (row.job, row.rank, row.window);
+                    update.abstentions.push(Abstention { job, rank, window, reason });
+                }
             }
         }
     }
 
     /// Everybody slower than before: even the fastest quarter is.
-    fn score_job(
+    fn judge_job(
         &mut self,
-        groups: &Groups,
         rows: &[RankWindow],
+        work: &mut Work,
         config: &Config,
         next_id: &mut u64,
     ) {
-        let key = groups.groups.iter().fold(0, |key, group| key ^ group.signature);
-        if key != self.wide_key {
-            self.wide_key = key;
-            self.wide_series = Series::default();
-            self.wide.seen = false;
+        let groups = &mut work.groups;
+        let key = groups.groups.iter().fold(0, |key, group| key ^ group.key.0);
+        if key != self.key {
+            self.key = key;
+            self.wide.reset();
         }
-        if groups.members.len() < 2 {
+        let count = groups.everybody.len();
+        if count < 2 {
             return;
         }
-        let fast = |group: &Group| groups.values[group.from + (group.len() - 1) / 4];
-        let total: usize = groups.groups.iter().map(Group::len).sum();
-        let value =
-            groups.groups.iter().map(|g| fast(g) * g.len() as f64).sum::<f64>() / total as f64;
-        let row = &rows[groups.members[0].row];
-        let series = &mut self.wide_series;
-        let (pooled_noise, degrees) = pooled_noise(&mut [series.squares()], witness(row).noise);
-        let test = Test {
-            pooled_noise,
-            degrees,
-            correlation: {
-                let (products, squares) = series.correlation_terms();
-                products / squares.max(f64::MIN_POSITIVE)
-            },
-            stated_error: 0.0,
-            clip: witness(row).clip,
-            least: JOB_LEAST.max((1.0 + config.min_slowdown).ln()),
-            limit: cusum_limit(config.false_alarms_per_million),
-            history: config.history_windows,
-        };
-        series.push(value, row.window, row.start_time_ns(), LEARN_HISTORY, &test);
-        let Change { evidence, since, proof, .. } =
-            change(series, value, &test, &self.wide.life, JOB_RUN);
-        let difference = value - series.baseline();
-        let baseline = series.baseline();
-        let score = &mut self.wide;
-        if !score.life.advance(evidence, row.window, since, config, next_id) {
-            score.shown = None;
-            return;
-        }
-        if score.life.state() == Some(State::Cleared) {
-            self.wide_series.calm();
-        }
-        let inferred = row.flags & flag::STEPS_NOT_INFERRED == 0;
-        let unit = if inferred { 1.0 } else { row.wall };
-        let own = value.exp() * unit;
-        let noise = own * self.wide_series.deviation(&test) * 1.96;
-        score.shown = Some(Finding {
+        let quarter = (count - 1) / 4;
+        let (_, value, _) = groups.everybody.select_nth_unstable_by(quarter, f64::total_cmp);
+        let value = *value;
+        let row = &rows[groups.members[0].row as usize];
+        let whole = Whole {
             kind: Kind::JobWide,
-            basis: Basis::History,
-            confidence: confidence(proof),
-            ..finding(&score.life, row, difference, own, baseline.exp() * unit, noise, 0)
-        });
+            least: JOB_LEAST,
+            doubtful: false,
+            limit: work.limit.1,
+            row,
+            recent: &self.recent,
+            config,
+        };
+        self.wide.judge(value, &whole, &mut work.widths, next_id);
+        if self.wide.case.is_some() {
+            let unit = if row.flags & flag::STEPS_NOT_INFERRED == 0 { 1.0 } else { row.wall };
+            work.values.clear();
+            work.values.extend(work.groups.members.iter().map(|member| member.value));
+            let own = Middle::of(&mut work.values).median().exp() * unit;
+            self.wide.show(value, own, &whole);
+        }
     }
 
-    /// Classes within a signature, and signatures within a class.
-    fn compare_groups(
+    /// Transfers slower than before, while the ranks' own work is not.
+    fn judge_network(
         &mut self,
-        groups: &Groups,
         rows: &[RankWindow],
+        work: &mut Work,
         config: &Config,
         next_id: &mut u64,
     ) {
-        self.compared.values_mut().for_each(|score| score.seen = false);
-        let large = |group: &&Group| group.len() >= 2;
-        for group in groups.groups.iter().filter(large) {
-            let first = &rows[groups.members[group.from].row];
-            let inferred = first.flags & flag::STEPS_NOT_INFERRED == 0;
-            for kind in [Kind::Imbalance, Kind::UnevenWork] {
-                let related = |other: &&Group| match kind {
-                    Kind::Imbalance => {
-                        other.signature == group.signature && other.class_id != group.class_id
-                    }
-                    _ => {
-                        inferred
-                            && other.class_id == group.class_id
-                            && other.signature != group.signature
-                    }
-                };
-                let others = || groups.groups.iter().filter(large).filter(related);
-                let Some(reference) = others().map(|g| g.median).min_by(f64::total_cmp) else {
-                    continue;
-                };
-                let spread = others().map(|g| g.spread).fold(group.spread, f64::max);
-                let difference = group.median - reference;
-                let key = match kind {
-                    Kind::Imbalance => (kind, u64::from(group.class_id)),
-                    _ => (kind, group.signature),
-                };
-                let score = self.compared.entry(key).or_default();
-                if score.seen {
-                    continue;
-                }
-                score.seen = true;
-                let evidence = score.count(difference, spread, first);
-                let since = score.since;
-                if !score.life.advance(evidence, first.window, since, config, next_id) {
-                    score.shown = None;
-                    continue;
-                }
-                let unit = if inferred { 1.0 } else { first.wall };
-                let (own, other) = (group.median.exp() * unit, reference.exp() * unit);
-                let error = own * spread / (group.len() as f64).sqrt() * 1.96;
-                let imbalance = kind == Kind::Imbalance;
-                score.shown = Some(Finding {
-                    kind,
-                    class_id: imbalance.then_some(group.class_id),
-                    signature: (!imbalance).then_some(group.signature),
-                    confidence: confidence(difference / spread.max(0.01)),
-                    ..finding(&score.life, first, difference, own, other, error, group.len())
-                });
-            }
+        work.values.clear();
+        let members = &work.groups.members;
+        let transfers = members.iter().map(|member| rows[member.row as usize].comm);
+        work.values.extend(transfers.filter(|comm| *comm > 0.0));
+        if work.values.len() < 2 {
+            return;
         }
-        for score in self.compared.values_mut().filter(|score| !score.seen) {
-            score.run = 0;
-            if let (true, Some(shown)) = (score.life.end(), &mut score.shown) {
-                shown.state = State::Cleared;
-            }
-        }
-        self.compared.retain(|_, score| score.seen || score.shown.is_some());
+        let comm = Middle::of(&mut work.values).median();
+        let value = comm.ln();
+        let whole = Whole {
+            kind: Kind::Network,
+            least: NETWORK_LEAST,
+            doubtful: self.wide.case.is_some(),
+            limit: work.limit.1,
+            row: &rows[members[0].row as usize],
+            recent: &self.recent,
+            config,
+        };
+        self.network.judge(value, &whole, &mut work.widths, next_id);
+        self.network.show(value, comm, &whole);
     }
 
+    /// Every open finding, and those that this window cleared.
     fn show(&mut self, update: &mut Update) {
-        for rank in self.ranks.values_mut().filter(|rank| rank.missing > MISSING_WINDOWS) {
-            rank.life.end();
-            if let Some(shown) = &mut rank.shown {
-                shown.state = State::Cleared;
+        let mut gone = false;
+        for (entry, rank) in self.entries.iter_mut().zip(&mut self.ranks) {
+            let missing = entry.missing > MISSING_WINDOWS;
+            gone |= missing;
+            if !entry.open {
+                continue;
             }
-        }
-        let lives = self.ranks.values_mut().map(|rank| &mut rank.shown);
-        let groups = self.compared.values_mut().map(|score| &mut score.shown);
-        for shown in lives.chain([&mut self.wide.shown]).chain(groups) {
-            if let Some(finding) = shown {
-                update.findings.push(finding.clone());
-                if finding.state == State::Cleared {
-                    *shown = None;
+            for slot in [&mut rank.case, &mut rank.sometimes] {
+                if let (true, Some(case)) = (missing, &mut *slot) {
+                    end(case);
                 }
+                show(slot, update);
             }
+            rank.tell(entry);
         }
-        self.ranks.retain(|_, rank| rank.missing <= MISSING_WINDOWS);
+        show(&mut self.wide.case, update);
+        show(&mut self.network.case, update);
+        self.compared.values_mut().for_each(|score| show(&mut score.case, update));
+        if gone {
+            let mut entries = self.entries.iter();
+            let here = |entry: &Entry| entry.missing <= MISSING_WINDOWS;
+            self.ranks.retain(|_| entries.next().is_some_and(here));
+            self.entries.retain(here);
+        }
     }
 }
 
-impl GroupScore {
-    fn count(&mut self, difference: f64, spread: f64, row: &RankWindow) -> Evidence {
-        let limit = GROUP_LEAST.max(GROUP_SPREADS * spread);
-        if difference > limit {
-            if self.run == 0 {
-                self.since = (row.window, row.start_time_ns());
-            }
-            self.run += 1;
-            return if self.run >= GROUP_WINDOWS { Evidence::Strong } else { Evidence::Weak };
-        }
-        if difference > 0.7 * limit && self.run > 0 {
-            return Evidence::Open;
-        }
-        self.run = 0;
-        Evidence::Calm
+/// The rank of a case is gone.
+fn end(case: &mut Case) {
+    case.state = State::Cleared;
+    if let Some(shown) = &mut case.finding {
+        shown.state = State::Cleared;
+    }
+}
+
+/// Lists the finding of a case, and drops the case when it is over.
+fn show(slot: &mut Option<Box<Case>>, update: &mut Update) {
+    let Some(case) = slot else { return };
+    update.findings.extend(case.finding.clone());
+    if case.finding.is_none() || case.state == State::Cleared {
+        *slot = None;
     }
 }

@@ -1,24 +1,29 @@
 //! Scores: which rank is slow, compared with its peers and with its own past.
 //!
 //! ```text
-//! rows ─► rows (refuse, group) ─► series (change of a rank) ─┐
-//!                              └► estimate (level of a rank) ─┴► life (suspect ... cleared)
+//! rows (refuse) ─► groups (peers, references) ─► rank (change, level) ─┐
+//!                                            ├► whole (job, network) ──┼► case (suspect ... cleared)
+//!                                            └► compare (class, stage) ┘
 //! ```
 //!
-//! `estimate` and `series` hold the mathematics and know no findings; `life` knows no numbers
-//! but its own counts.
+//! `estimate` and `series` hold the mathematics and know no findings. `docs/scoring.md` has the
+//! derivations, and `stragd/scoring` the same text in plain Python, which this equals bit for bit.
 
+mod case;
+mod compare;
 mod estimate;
+mod fast;
 mod groups;
 mod job;
-mod life;
 mod rank;
 mod rows;
 mod series;
+mod state;
+mod whole;
 
 use std::collections::HashMap;
 
-use crate::window::RankWindow;
+use crate::window::{flag, RankWindow};
 
 /// Most jobs that are scored at a time; the one that was silent longest goes first.
 const MAX_JOBS: usize = 4096;
@@ -41,11 +46,11 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Config {
         Config {
-            false_alarms_per_million: 1.0,
-            min_slowdown: 0.03,
+            false_alarms_per_million: 0.01,
+            min_slowdown: 0.005,
             confirm_windows: 2,
             clear_windows: 3,
-            history_windows: 50,
+            history_windows: 200,
         }
     }
 }
@@ -81,21 +86,27 @@ impl Config {
 pub enum Kind {
     /// One rank.
     Straggler,
+    /// One rank, in some windows.
+    Intermittent,
     /// A class of hardware against another.
     Imbalance,
     /// A signature (pipeline stage) against the others.
     UnevenWork,
     /// Everybody, against the job's past.
     JobWide,
+    /// The transfers, against the job's past.
+    Network,
 }
 
 impl Kind {
     pub fn name(self) -> &'static str {
         match self {
             Kind::Straggler => "straggler",
+            Kind::Intermittent => "intermittent",
             Kind::Imbalance => "imbalance",
             Kind::UnevenWork => "uneven-work",
             Kind::JobWide => "job-wide",
+            Kind::Network => "network",
         }
     }
 }
@@ -165,6 +176,10 @@ pub struct Finding {
     /// Median; NaN without peers.
     pub peers_own_ns: f64,
     pub peers: u32,
+    /// Bytes per step over the peers' median, minus one: what the job itself gives a rank to do.
+    pub work: f64,
+    /// Ranks of the group that were named within the last 64 windows and are healthy again.
+    pub moved: u32,
 }
 
 /// A rank that was not judged, and why.
@@ -181,7 +196,7 @@ pub mod reason {
     pub const HOST_PROBES: &str = "host probes only: no device time";
     pub const LEARNING: &str = "learning";
     pub const EVENTS_LOST: &str = "events lost in this window";
-    pub const NO_PEERS: &str = "fewer than three peers and no history";
+    pub const ALONE: &str = "no other rank to compare with";
     pub const STEPS_DISAGREE: &str = "steps of the ranks disagree";
 }
 
@@ -202,14 +217,14 @@ pub struct Scorer {
     jobs: HashMap<u64, job::JobScore>,
     calls: u64,
     next_id: u64,
-    rows: Vec<RankWindow>,
+    accepted: Vec<u32>,
 }
 
 impl Scorer {
     /// Errors name the bad value of `config`.
     pub fn new(config: Config) -> Result<Scorer, String> {
         config.check()?;
-        Ok(Scorer { config, jobs: HashMap::new(), calls: 0, next_id: 1, rows: Vec::new() })
+        Ok(Scorer { config, jobs: HashMap::new(), calls: 0, next_id: 1, accepted: Vec::new() })
     }
 
     /// Scores one window of one job; rows of several jobs are scored one job after another.
@@ -225,6 +240,17 @@ impl Scorer {
         update
     }
 
+    /// The whole state but for the configuration, for `restore`; the format is that of
+    /// `stragd/scoring/state.py`.
+    pub fn save(&mut self) -> Vec<u8> {
+        state::save(self)
+    }
+
+    /// Takes a state over. On an error, which names the reason, nothing changes.
+    pub fn restore(&mut self, data: &[u8]) -> Result<(), String> {
+        state::restore(self, data)
+    }
+
     /// Forgets a job.
     pub fn forget(&mut self, job: u64) {
         self.jobs.remove(&job);
@@ -233,17 +259,25 @@ impl Scorer {
     fn update_job(&mut self, rows: &[RankWindow], update: &mut Update) {
         let Some(first) = rows.first() else { return };
         self.calls += 1;
+        let known = self.jobs.get(&first.job);
+        let (last, tenth) = (known.and_then(|job| job.window), known.and_then(|job| job.fast.last));
+        rows::accept(rows, last, tenth, &mut self.accepted);
+        update.refused_rows += (rows.len() - self.accepted.len()) as u64;
+        let Some(&accepted) = self.accepted.first() else { return };
+        if rows[accepted as usize].flags & flag::TENTH != 0 {
+            // Tenths of a job without a window tell nothing.
+            if let Some(job) = self.jobs.get_mut(&first.job) {
+                job.last_call = self.calls;
+                job.update_tenth(rows, &self.accepted, &self.config, &mut self.next_id, update);
+            }
+            return;
+        }
         if !self.jobs.contains_key(&first.job) && self.jobs.len() >= MAX_JOBS {
             let silent = self.jobs.iter().min_by_key(|(_, job)| job.last_call).map(|(key, _)| *key);
             silent.map(|key| self.jobs.remove(&key));
         }
-        let last = self.jobs.get(&first.job).and_then(|job| job.last_window());
-        update.refused_rows += rows::accept(rows, last, &mut self.rows);
-        if self.rows.is_empty() {
-            return;
-        }
         let job = self.jobs.entry(first.job).or_default();
         job.last_call = self.calls;
-        job.update(&self.rows, &self.config, &mut self.next_id, update);
+        job.update(rows, &self.accepted, &self.config, &mut self.next_id, update);
     }
 }

@@ -61,11 +61,13 @@ pub struct Config {
     pub window_ns: u64,
     /// Processes that are followed at a time; events of others are counted and dropped.
     pub max_processes: usize,
+    /// Whether the tenths of a window come out too (`window::flag::TENTH`), before it.
+    pub tenths: bool,
 }
 
 impl Default for Config {
     fn default() -> Config {
-        Config { window_steps: 100, window_ns: 30_000_000_000, max_processes: 256 }
+        Config { window_steps: 100, window_ns: 30_000_000_000, max_processes: 256, tenths: false }
     }
 }
 
@@ -384,17 +386,20 @@ impl Pipeline {
     #[cold]
     fn close_windows(&mut self, key: u64, now_ns: u64, overdue: bool) {
         let Some(job) = self.jobs.get_mut(&key) else { return };
-        while let Some(rows) =
-            job.close(&mut self.processes, &self.config, now_ns, overdue, self.lost_events)
-        {
-            let mut rows = rows;
+        loop {
+            let tenth = job.close_tenth(&self.processes, &self.config, now_ns, self.lost_events);
+            let whole = tenth.is_none();
+            let closed = tenth.or_else(|| {
+                job.close(&mut self.processes, &self.config, now_ns, overdue, self.lost_events)
+            });
+            let Some(mut rows) = closed else { break };
             for row in &mut rows {
                 row.time_ns = row.end_ns.wrapping_add_signed(self.realtime_offset);
             }
             if rows.is_empty() {
                 continue;
             }
-            self.counters.windows += 1;
+            self.counters.windows += u64::from(whole);
             if self.waiting.len() >= MAX_WAITING_WINDOWS {
                 self.waiting.remove(0);
                 self.counters.dropped_windows += 1;

@@ -14,6 +14,9 @@ use crate::steps::Config;
 const GRACE_NS: u64 = 500_000_000;
 /// How long the first window waits for ranks that have no pattern yet, ns.
 const START_WAIT_NS: u64 = 10_000_000_000;
+/// Tenths of a window come out only of steps so long, ns: whole windows of shorter ones are soon.
+const MIN_TENTH_NS: u64 = 50_000_000;
+const TENTHS: usize = 10;
 /// Fewest steps of a rank that ended, for a row of its own.
 const MIN_PARTIAL_STEPS: usize = 10;
 
@@ -24,6 +27,9 @@ pub(crate) struct Job {
     next_window: u64,
     /// End of the window before, ns; `None` until the ranks have a pattern.
     start_ns: Option<u64>,
+    next_tenth: u64,
+    /// End of the tenth before, ns; `None` where the window begins.
+    tenth_ns: Option<u64>,
     first_ready_ns: Option<u64>,
     last_close_ns: u64,
     lost_events: u64,
@@ -35,6 +41,8 @@ impl Job {
             key,
             next_window: 0,
             start_ns: None,
+            next_tenth: 0,
+            tenth_ns: None,
             first_ready_ns: None,
             last_close_ns: 0,
             lost_events: 0,
@@ -106,9 +114,43 @@ impl Job {
         let next =
             if rows.is_empty() { end.max(now_ns.saturating_sub(config.window_ns)) } else { end };
         self.start_ns = if all_ended { None } else { Some(next) };
+        self.tenth_ns = self.tenth_ns.filter(|tenth| *tenth > next);
         self.first_ready_ns = None;
         self.last_close_ns = now_ns;
         self.lost_events = lost_events;
+        Some(rows)
+    }
+
+    /// Closes a tenth of the window under way when it is time. Nothing of the window changes.
+    pub fn close_tenth(
+        &mut self,
+        processes: &[Process],
+        config: &Config,
+        now_ns: u64,
+        lost_events: u64,
+    ) -> Option<Vec<RankWindow>> {
+        let steps = config.window_steps / TENTHS;
+        if !config.tenths || steps == 0 {
+            return None;
+        }
+        let start = self.tenth_ns.or(self.start_ns)?;
+        let members = || processes.iter().filter(|p| self.member(p).is_some() && !p.ended);
+        let end = members().filter_map(|p| p.lane().steps.end_of(steps, start)).min()?;
+        let behind = |p: &Process| p.lane().has_pattern() && p.lane().covered_ns() < end;
+        if now_ns < end.saturating_add(GRACE_NS) && members().any(behind) {
+            return None;
+        }
+        self.tenth_ns = Some(end);
+        if end - start < MIN_TENTH_NS {
+            return Some(Vec::new());
+        }
+        let mut rows = self.rows(processes, start, end, lost_events > self.lost_events);
+        rows.retain(|row| row.flags & (flag::STEPS_NOT_INFERRED | flag::PARTIAL) == 0);
+        rows.sort_unstable_by_key(|row| row.rank);
+        for row in &mut rows {
+            (row.window, row.flags) = (self.next_tenth, row.flags | flag::TENTH);
+        }
+        self.next_tenth += u64::from(!rows.is_empty());
         Some(rows)
     }
 

@@ -33,6 +33,8 @@ pub mod flag {
     pub const HOST_TIMED: u32 = 32;
     /// No ring, in a job of which other ranks have one.
     pub const NO_RING: u32 = 64;
+    /// A tenth of a window, `window` counts these: for what is too gross to wait for whole ones.
+    pub const TENTH: u32 = 128;
 }
 
 /// One row per rank and window. Times are nanoseconds per step (10 % trimmed means over the

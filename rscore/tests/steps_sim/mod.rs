@@ -134,7 +134,7 @@ pub fn fsdp(layers: usize) -> Step {
 }
 
 fn config() -> Config {
-    Config { window_steps: 100, window_ns: 30_000_000_000, max_processes: 64 }
+    Config { max_processes: 64, ..Config::default() }
 }
 
 /// A synchronous gloo job on one node.

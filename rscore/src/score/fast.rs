@@ -1,0 +1,182 @@
+//! The fast lane: tenths of windows, for a slowdown too gross to wait for whole ones. A tenth
+//! compares with what whole windows taught; it teaches them nothing. The text is
+//! `stragd/scoring/fast.py`; both sides do the same operations in the same order.
+
+use super::case::{Case, How};
+use super::groups::{key, Groups, Member, MIN_PEERS};
+use super::rank::{straggler, Around, Beside, Entry, RankScore, OFTEN};
+use super::series::LEAST_PAST;
+use super::{Config, State};
+use crate::window::{flag, RankWindow};
+
+/// Tenths of a window; of independent steps, one has so many times its variance.
+pub(super) const TENTHS: f64 = 10.0;
+/// ln 1.12, ln 1.15 and ln 1.5: an excursion, the mean of two in a row that proves, one alone.
+const LEAST: f64 = 0.11332868530700317;
+const TWICE: f64 = 0.13976194237515863;
+const ONCE: f64 = 0.4054651081081644;
+/// Times the largest excursion that came to nothing, for the same.
+const TWICE_TAIL: f64 = 1.25;
+const ONCE_TAIL: f64 = 2.0;
+/// A tenth's standard error, of so few steps, may be off by this factor.
+const TRUSTED: f64 = 2.0;
+const KEEP: f64 = 0.99;
+const TAIL_KEEP: f64 = 0.999;
+/// A squared deviate counts so many variances at most.
+const MOST: f64 = 9.0;
+
+/// What a job's tenths say about noise (ln).
+#[derive(Debug, Default)]
+pub(super) struct FastScore {
+    /// Number of the last tenth.
+    pub last: Option<u64>,
+    pub squares: f64,
+    pub weight: f64,
+    /// Largest excursion of one tenth that came to nothing; it fades.
+    pub tail: f64,
+    /// Of whole windows, of the noisiest group.
+    pub window_variance: f64,
+}
+
+/// The ranks of a job.
+pub(super) struct Scores<'a> {
+    pub entries: &'a mut [Entry],
+    pub ranks: &'a mut [RankScore],
+}
+
+/// What a tenth is held against.
+pub(super) struct Base<'a> {
+    pub rows: &'a [RankWindow],
+    pub recent: &'a [(u64, u64)],
+    pub config: &'a Config,
+    /// Standard deviations, of a Gaussian.
+    pub limit: f64,
+}
+
+/// One excursion beside its peers.
+struct Excursion {
+    value: f64,
+    before: f64,
+    deviation: f64,
+    beside: Beside,
+}
+
+/// Whether a member can be compared with the rank's own past, which it is then.
+pub(super) fn look_back(member: &mut Member, row: &RankWindow, entry: &Entry) -> bool {
+    let same = entry.key == key(row) && entry.world_size == row.world_size;
+    let inferred = row.flags & flag::STEPS_NOT_INFERRED == 0;
+    if !same || !inferred || row.first_step < entry.last_step || entry.known <= LEAST_PAST as u32 {
+        return false;
+    }
+    (member.excess, member.proven) = (member.value - entry.usual, entry.proven);
+    true
+}
+
+impl FastScore {
+    /// Standard deviation of one tenth: what was seen, or that of independent steps.
+    fn deviation(&self) -> f64 {
+        let seen = if self.weight > 0.0 { self.squares / self.weight } else { 0.0 };
+        seen.max(TENTHS * self.window_variance).sqrt()
+    }
+
+    /// One tenth of a window of a job; the members have their references.
+    pub fn judge(
+        &mut self,
+        scores: Scores<'_>,
+        groups: &mut Groups,
+        base: &Base<'_>,
+        next_id: &mut u64,
+        values: &mut Vec<f64>,
+    ) {
+        let (deviation, mut squares, mut count) = (self.deviation(), 0.0, 0.0);
+        self.tail *= TAIL_KEEP;
+        for place in 0..groups.groups.len() {
+            let group = groups.groups[place];
+            for number in group.from..group.to {
+                let member = groups.members[number];
+                if member.proven || (member.others as usize) < MIN_PEERS {
+                    continue;
+                }
+                let value = member.excess - member.reference;
+                squares += (value * value).min(MOST * deviation * deviation);
+                count += 1.0;
+                let entry = &mut scores.entries[member.slot as usize];
+                let before = std::mem::take(&mut entry.fast);
+                if value < LEAST {
+                    if before > 0.0 {
+                        self.tail = self.tail.max(before);
+                    }
+                    continue;
+                }
+                entry.fast = value;
+                let mut beside = Beside { others: f64::NAN, level: value, limit: 0.0, spread: 1.0 };
+                if group.len() > MIN_PEERS {
+                    beside.others = groups.level(&group, number, values).0;
+                    beside.level = member.value - beside.others;
+                }
+                let rank = &mut scores.ranks[member.slot as usize];
+                let excursion = Excursion { value, before, deviation, beside };
+                let around = groups.around(&group, 0);
+                if self.weigh(entry, rank, &member, &excursion, base, &around, next_id) {
+                    let row = &base.rows[member.row as usize];
+                    rank.tell_work(groups.work(place, base.rows, row));
+                }
+            }
+        }
+        if count > 0.0 {
+            self.squares = self.squares * KEEP + squares / count;
+            self.weight = self.weight * KEEP + 1.0;
+        }
+    }
+
+    /// An excursion that lasts, or is enormous, is proof. Whether it is.
+    #[allow(clippy::too_many_arguments)]
+    fn weigh(
+        &self,
+        entry: &mut Entry,
+        rank: &mut RankScore,
+        member: &Member,
+        excursion: &Excursion,
+        base: &Base<'_>,
+        around: &Around,
+        next_id: &mut u64,
+    ) -> bool {
+        let Excursion { value, before, deviation, beside } = *excursion;
+        let mut row = base.rows[member.row as usize];
+        row.window = base.recent[0].0 + 1;
+        if before == 0.0 {
+            rank.fast_since = (row.window, row.start_time_ns());
+        }
+        let sometimes = rank.sometimes.is_some() || rank.high.count_ones() >= OFTEN;
+        if sometimes || beside.level < LEAST / 2.0 {
+            return false;
+        }
+        let stated = if row.own_se.is_nan() { 0.0 } else { row.own_se / row.own };
+        let error = deviation.max(stated / TRUSTED);
+        let noise = base.limit * error;
+        let mut shift = (before + value) / 2.0;
+        let once = value >= ONCE.max(ONCE_TAIL * self.tail).max(noise);
+        let twice = before > 0.0 && shift >= TWICE.max(TWICE_TAIL * self.tail).max(noise);
+        if !once && !twice {
+            return false;
+        }
+        if once {
+            shift = value;
+        }
+        let (since, history) = (rank.fast_since, base.config.history_windows);
+        let case = rank.case.get_or_insert_with(|| {
+            let id = *next_id;
+            *next_id += 1;
+            Box::new(Case::new(id, State::Confirmed, since))
+        });
+        (case.state, case.how, case.since) = (State::Confirmed, How::Fast, since);
+        (case.recovery, case.quiet) = (0.0, 0);
+        (case.base, case.shift, case.windows) = (rank.series.center(), shift, 1);
+        case.deviate = case.deviate.max(shift / deviation);
+        rank.series.forget_run(case.base, 0, history);
+        (entry.fast, entry.named) = (0.0, since.0 + 1);
+        case.finding = Some(straggler(case, member, &row, around, beside, value, error));
+        rank.tell(entry);
+        true
+    }
+}

@@ -1,0 +1,203 @@
+"""The native scorer equals the plain Python text bit for bit, and keeps its promises.
+
+STRAGD_SCORING_JOBS=10000 makes the comparison long; STRAGD_SEED repeats a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import struct
+import time
+
+import numpy as np
+import pytest
+
+from stragd import _rscore
+from stragd.replay.simulate import Fault, Scenario, simulate
+from stragd.scoring import estimate
+from stragd.scoring.model import BASES, KINDS, STATES, Config, Finding
+from stragd.scoring.reference import Scorer
+from stragd.scoring.state import Writer, save
+from tests.scoring_jobs import RandomJob, as_rows
+
+JOBS = int(os.environ.get("STRAGD_SCORING_JOBS", "60"))
+
+
+def plain(finding: Finding) -> dict[str, object]:
+    """A finding of the reference as the native scorer gives it."""
+    one: dict[str, object] = dataclasses.asdict(finding)
+    one["kind"], one["state"] = KINDS[finding.kind], STATES[finding.state]
+    one["basis"] = BASES[finding.basis]
+    return one
+
+
+def exactly(value: object) -> object:
+    """Equal only if every bit is: NaN equals itself, and 0.0 is not -0.0."""
+    if isinstance(value, float):
+        return struct.pack("<d", value)
+    if isinstance(value, dict):
+        return {key: exactly(item) for key, item in value.items()}
+    return value
+
+
+def test_rust_and_python_agree_bit_for_bit() -> None:
+    seed = int(os.environ.get("STRAGD_SEED", time.time_ns() % 1_000_000_000))
+    print(f"{JOBS} jobs from seed {seed} (STRAGD_SEED)")
+    compared = windows = findings = restarts = 0
+    for number in range(JOBS):
+        job = RandomJob(seed + number)
+        config = Config(
+            history_windows=job.draw.choice([10, 40, 200]),
+            false_alarms_per_million=job.draw.choice([0.01, 100.0]),
+        )
+        reference = Scorer(config)
+        native = _rscore.Scorer(dataclasses.asdict(config))
+        for array in job:
+            ours, theirs = reference.update(as_rows(array)), native.update(array)
+            where = f"seed {seed + number}, window {windows}"
+            assert theirs["refused_rows"] == ours.refused_rows, where
+            assert [dict(a) for a in theirs["abstentions"]] == [
+                a._asdict() for a in ours.abstentions
+            ], where
+            assert [exactly(dict(f)) for f in theirs["findings"]] == [
+                exactly(plain(f)) for f in ours.findings
+            ], where
+            state = native.save()
+            writer = Writer()
+            assert state == save(reference, writer), where
+            compared += writer.figures + 8 * len(ours.findings)
+            findings += len(ours.findings)
+            windows += 1
+            if job.draw.random() < 0.05:  # the daemon is started anew
+                native = _rscore.Scorer(dataclasses.asdict(config))
+                native.restore(state)
+                restarts += 1
+    print(f"{windows} windows, {findings} findings, {restarts} restarts, {compared} values equal")
+    assert findings > JOBS, "the jobs have something to say"
+
+
+def verdicts(arrays: list[np.ndarray]) -> list[tuple[object, ...]]:
+    """What is said of every window, without figures that rounding may move."""
+    scorer = _rscore.Scorer({})
+    said: list[tuple[object, ...]] = []
+    for array in arrays:
+        for one in scorer.update(array)["findings"]:
+            said.append(
+                (one["window"], one["kind"], one["state"], one["rank"], one["since_window"])
+            )
+    return said
+
+
+def slow_job(size: int = 12, seed: int = 3) -> list[np.ndarray]:
+    """A job with a rank that becomes 5 % slower, and its end."""
+    fault = Fault((size - 1,), 0.05, 30, 60)
+    scenario = Scenario(ranks=size, windows=80, faults=(fault,), ordinary=(size - 1,), seed=seed)
+    return list(simulate(scenario))
+
+
+def test_verdicts_do_not_depend_on_order_unit_or_numbers() -> None:
+    arrays = slow_job()
+    said = verdicts(arrays)
+    assert ("straggler", "confirmed", 11) in {one[1:4] for one in said}
+    assert ("straggler", "cleared", 11) in {one[1:4] for one in said}
+    shuffled = [array[np.random.default_rng(1).permutation(len(array))] for array in arrays]
+    assert verdicts(shuffled) == said
+    in_seconds = [array.copy() for array in arrays]
+    for array in in_seconds:
+        for name in ("own", "wall", "wait", "comm", "own_se"):
+            array[name] *= 1e-9
+    assert verdicts(in_seconds) == said
+    numbers = np.random.default_rng(2).permutation(12)
+    renumbered = [array.copy() for array in arrays]
+    for array in renumbered:
+        array["rank"] = numbers[array["rank"]]
+    named = {one[3] for one in verdicts(renumbered) if one[2] == "confirmed"}
+    assert named == {numbers[11]}
+
+
+def test_garbage_changes_no_verdict_of_others() -> None:
+    arrays = slow_job()
+    said, refused = verdicts(arrays), 0
+    clean, dirty = _rscore.Scorer({}), _rscore.Scorer({})
+    for array in arrays:
+        bad = np.concatenate([array, array, array[:3]])
+        bad["own"][12:24] = [np.nan, np.inf, -np.inf, 0.0, -1.0, 1e300] * 2
+        bad["rank"][24:] = [12, 1 << 31, 0]
+        ours, theirs = clean.update(array), dirty.update(bad)
+        assert theirs["findings"] == ours["findings"] or said == []
+        assert theirs["abstentions"] == ours["abstentions"]
+        refused += theirs["refused_rows"]
+    assert refused == 15 * len(arrays)
+    assert clean.save() == dirty.save()
+
+
+def test_a_row_of_another_time_does_not_stop_a_job() -> None:
+    arrays = slow_job()
+    early = arrays[0].copy()
+    early["window"][0] = (1 << 64) - 1
+    assert _rscore.Scorer({}).update(early)["refused_rows"] == 1
+    scorer = _rscore.Scorer({})
+    scorer.update(early)
+    assert scorer.update(arrays[1])["refused_rows"] == 0
+    assert scorer.update(arrays[1])["refused_rows"] == 12, "a window is scored once"
+
+
+def test_a_state_that_is_none_is_refused_and_changes_nothing() -> None:
+    scorer = _rscore.Scorer({})
+    for array in slow_job()[:40]:
+        scorer.update(array)
+    state = scorer.save()
+    for bad in (b"", b"stragd", state[:-1], state + b"x", state[:12] + b"\xff" + state[13:]):
+        with pytest.raises(ValueError, match="state"):
+            scorer.restore(bad)
+        assert scorer.save() == state
+    random = np.random.default_rng(5)
+    for _ in range(300):  # no byte of a file may crash the daemon
+        broken = bytearray(state)
+        for place in random.integers(12, len(state), 4):
+            broken[place] = random.integers(256)
+        other = _rscore.Scorer({})
+        try:
+            other.restore(bytes(broken))
+        except ValueError:
+            continue
+        other.update(slow_job()[41])
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 64])
+def test_a_replaced_process_or_another_world_size_starts_anew(size: int) -> None:
+    scorer = _rscore.Scorer({})
+    arrays = list(simulate(Scenario(ranks=size, windows=60, seed=7)))
+    for window, array in enumerate(arrays):
+        if window >= 40:
+            array["own"][0] *= 1.05  # another machine, and slower by nature
+            array["wall"] *= 1.1
+            array["first_step"][0] -= 40 * 100
+            array["last_step"][0] -= 40 * 100
+        said = scorer.update(array)["findings"]
+        assert not [one for one in said if one["kind"] == "straggler"], (window, said)
+
+
+def test_the_limit_has_the_false_alarm_rate_that_it_is_for() -> None:
+    """Monte Carlo of the scan itself, at a rate that can be counted."""
+    rate, rng = 1e-4, np.random.default_rng(11)
+    limit = estimate.scan_limit(rate * 1e6, 1)
+    series, windows, past = 4000, 260, 200
+    values = rng.standard_normal((series, past + windows))
+    sums = np.concatenate([np.zeros((series, 1)), values.cumsum(axis=1)], axis=1)
+    above = np.zeros((series, windows), bool)
+    for place in range(windows):
+        end = past + place + 1
+        for m in range(2, estimate.RUN + 1):
+            run = (sums[:, end] - sums[:, end - m]) / m
+            before = (sums[:, end - m]) / (end - m)
+            above[:, place] |= (run - before) / math.sqrt(1 / m + 1 / (end - m)) >= limit
+    # An alarm lasts several windows: what the rate is of is its first one.
+    alarms = above[:, 1:] & ~above[:, :-1]
+    quiet_before = np.array(
+        [alarms[:, i] & ~above[:, max(0, i - 30) : i + 1].any(axis=1) for i in range(windows - 1)]
+    )
+    realised = quiet_before.sum() / alarms.size
+    assert 0.5 < realised / rate < 1.5, (realised, rate)
