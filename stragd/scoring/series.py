@@ -27,8 +27,9 @@ JUMP = 40.0
 """Twice the squared standard deviations of a difference (4.5) that is no noise."""
 UNCORRELATED = 10.0
 """Differences that speak for no correlation before anything was learnt."""
-MARGIN = 0.2
-"""Standard errors by which a correlation is believed to be larger than its estimate."""
+MARGIN, RELATIVE = 0.5, 1.1
+"""Standard errors, and the factor, by which a correlation is believed to be larger than its
+estimate: it is the group's, and one rank's may be above it."""
 LEAST_PAST = 3
 """Windows before a run, at least."""
 REST = 0.6
@@ -116,7 +117,7 @@ class Spread:
             return
         # A jump is in two of these and in one of the others, and would look like correlation.
         jump, before, error = JUMP * max(noise.differences, own), last - second, value - second
-        if max((value - last) * (value - last), before * before, error * error) < jump:
+        if max((value - last) * (value - last), before * before, error * error / 2.0) < jump:
             self.far = self.far * NOISE_KEEP + error * error / 2.0
             self.far_weight = self.far_weight * NOISE_KEEP + 1.0
 
@@ -174,7 +175,7 @@ def pool(members: Sequence[Spread], floor: float, prior: Prior) -> Noise:
     differences = max(near / near_weight, 1e-12)
     variance = max(differences / (1.0 - correlation), floor * floor)
     degrees = near_weight / DIFFERENCES
-    believed = min(correlation + MARGIN / math.sqrt(degrees), 0.9)
+    believed = min(RELATIVE * correlation + MARGIN / math.sqrt(degrees), 0.9)
     noise = Noise(differences, variance, believed, 0.0, degrees)
     return Noise(differences, variance, believed, likeness(members, noise), degrees)
 

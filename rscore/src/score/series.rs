@@ -23,8 +23,10 @@ const ALIKE_RANKS: f64 = 4.0;
 const JUMP: f64 = 40.0;
 /// Differences that speak for no correlation before anything was learnt.
 const UNCORRELATED: f64 = 10.0;
-/// Standard errors by which a correlation is believed to be larger than its estimate.
-const MARGIN: f64 = 0.2;
+/// Standard errors, and the factor, by which a correlation is believed to be larger than its
+/// estimate: it is the group's, and one rank's may be above it.
+const MARGIN: f64 = 0.5;
+const RELATIVE: f64 = 1.1;
 /// Windows before a run, at least.
 pub(super) const LEAST_PAST: usize = 3;
 /// Share of the limit that a run must reach without its largest window.
@@ -135,7 +137,7 @@ impl Spread {
         // A jump is in two of these and in one of the others, and would look like correlation.
         let jump = JUMP * noise.differences.max(own);
         let (before, both) = (last - second, value - second);
-        if (error * error).max(before * before).max(both * both) < jump {
+        if (error * error).max(before * before).max(both * both / 2.0) < jump {
             self.far = self.far * NOISE_KEEP + both * both / 2.0;
             self.far_weight = self.far_weight * NOISE_KEEP + 1.0;
         }
@@ -208,7 +210,7 @@ pub(super) fn pool<'a>(
     let differences = (near / near_weight).max(1e-12);
     let variance = (differences / (1.0 - correlation)).max(floor * floor);
     let degrees = near_weight / DIFFERENCES;
-    let believed = (correlation + MARGIN / degrees.sqrt()).min(0.9);
+    let believed = (RELATIVE * correlation + MARGIN / degrees.sqrt()).min(0.9);
     let alike = likeness(members, differences);
     Noise { differences, variance, correlation: believed, alike, degrees }
 }
