@@ -1,0 +1,324 @@
+"""What the host did to each rank, from /proc, cgroups and PSI alone; no eBPF, nothing attached."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from stragd.discovery.environ import read_environ
+from stragd.discovery.hardware import cpu_class
+from stragd.discovery.process import MemoryReader, read_bounded
+from stragd.telemetry import tooling
+from stragd.telemetry.cgroup import Cgroups, Group
+from stragd.telemetry.counter import Change, Counters, number, put
+from stragd.telemetry.held import HeldFile
+from stragd.telemetry.node import Node, cpu_list
+from stragd.telemetry.placement import NumaNodes
+from stragd.telemetry.sample import Sample
+from stragd.telemetry.tasks import (
+    MAX_BUSY,
+    MAX_WORKERS,
+    SLICE,
+    TICK_NS,
+    TICKS_PER_S,
+    Tree,
+    io_read_bytes,
+    parse_stat,
+)
+
+LOOK_EVERY = 12  # windows between two looks over all threads and children of a rank
+STOPPED = "Tt"
+TCP_COUNTERS = (b"OutSegs", b"RetransSegs")
+MAX_RANKS = 1024
+
+
+class _Gone(Exception):
+    """The process has ended, or its pid is another's now; the text says which."""
+
+
+class _Pass:
+    """What is read once per pass, whoever needs it."""
+
+    def __init__(self, now_ns: int, ranks: Mapping[int, int], disk_waits: bool) -> None:
+        self.now_ns, self.ranks, self.disk_waits = now_ns, ranks, disk_waits
+        self.retransmits: dict[str, dict[str, float]] = {}
+
+
+class Namespaces:
+    """TCP counters of the network namespaces in which ranks live."""
+
+    def __init__(self) -> None:
+        self._counters: dict[str, Counters] = {}
+
+    def retransmits(self, this: _Pass, namespace: str, directory: str) -> dict[str, float]:
+        """``retransmits_ppm`` of a namespace, read through one of its processes."""
+        if namespace not in this.retransmits:
+            # Not a held file: that would keep the namespace of a job that has ended alive.
+            reading = _tcp(read_bounded(f"{directory}/net/snmp", 1 << 14) or b"")
+            counters = self._counters.setdefault(namespace, Counters())
+            change = counters.advance(this.now_ns, reading)
+            values: dict[str, float] = {}
+            if change.by.get("OutSegs") and "RetransSegs" in change.by:
+                # OutSegs does not count what is sent again.
+                again = change.by["RetransSegs"]
+                values["retransmits_ppm"] = 1e6 * again / (change.by["OutSegs"] + again)
+            this.retransmits[namespace] = values
+        return this.retransmits[namespace]
+
+    def keep(self, namespaces: set[str]) -> None:
+        """Forget the others."""
+        self._counters = {n: c for n, c in self._counters.items() if n in namespaces}
+
+
+def _tcp(raw: bytes) -> dict[str, int]:
+    lines = [line.split() for line in raw.splitlines() if line.startswith(b"Tcp: ")]
+    if len(lines) != 2:
+        return {}
+    pairs = zip(lines[0], lines[1], strict=False)
+    reading = ((name.decode(), number(value)) for name, value in pairs if name in TCP_COUNTERS)
+    return {name: value for name, value in reading if value is not None}
+
+
+class _Rank:
+    """The process of one rank."""
+
+    def __init__(self, root: str, pid: int, start_ticks: int, reader: MemoryReader) -> None:
+        self._proc, self._pid, self.start_ticks = f"{root}/proc", pid, start_ticks
+        self.directory = f"{root}/proc/{pid}"
+        self._stat = HeldFile(f"{self.directory}/stat")
+        self._status = HeldFile(f"{self.directory}/status", 1 << 14)
+        self._io = HeldFile(f"{self.directory}/io", 512)
+        self._cgroup = HeldFile(f"{self.directory}/cgroup", 1 << 16)
+        self._tree = Tree(self._proc, pid, start_ticks)
+        self._counters = Counters()
+        self._cgroup_text: bytes | None = None
+        self._until_look = 0
+        self._was_stopped: bool | None = None
+        # Only processes that were started with delay accounting on are counted.
+        self._disk_waits = True
+        self._tools: tuple[str, ...] | None = None
+        self._reader = reader
+        self.group: Group | None = None
+        self.namespace = ""
+        self.processor = -1
+
+    def read(
+        self, this: _Pass, cgroups: Cgroups, namespaces: Namespaces, numa: NumaNodes, node: int
+    ) -> tuple[dict[str, float], list[str]]:
+        """Values and notes of the window that ends now; raises _Gone."""
+        fields = parse_stat(self._stat.read())
+        if fields is None or fields.state in "ZX":
+            raise _Gone("the process has ended")
+        if fields.start_ticks != self.start_ticks:
+            raise _Gone("the process has ended, and its pid is another's now")
+        self.processor = fields.processor
+        status = _status(self._status.read() or b"")
+        values: dict[str, float] = {}
+        notes: list[str] = []
+
+        self._disk_waits = self._disk_waits and this.disk_waits
+        several_nodes = node >= 0 and len(numa.cpus) > 1
+        self._tree.refresh(this.now_ns, with_stat=self._disk_waits or several_nodes)
+        change = self._own(this, fields.cpu_ticks, fields.major_faults, status, values)
+        self._threads(values)
+        self._workers(change, values)
+        self._look(this, fields.threads, notes)
+
+        raw = self._cgroup.read()
+        if raw is not None and raw != self._cgroup_text:
+            self._cgroup_text, self.group = raw, cgroups.of(raw)
+        frozen = False
+        if self.group is not None:
+            values.update(self.group.values(this.now_ns))
+            frozen = self.group.frozen
+        values.update(namespaces.retransmits(this, self.namespace, self.directory))
+
+        stopped = fields.state in STOPPED or frozen
+        if self._was_stopped is not None:
+            values["stopped_share"] = (self._was_stopped + stopped) / 2
+        self._was_stopped = stopped
+        if frozen:
+            notes.append("its cgroup is frozen")
+        if tracer := number(status.get(b"TracerPid")):
+            notes.append(f"traced by process {tracer}")
+        if several_nodes:
+            self._placement(numa, node, status, values, notes)
+        return values, notes
+
+    def _own(
+        self,
+        this: _Pass,
+        cpu_ticks: int,
+        faults: int,
+        status: Mapping[bytes, bytes],
+        values: dict[str, float],
+    ) -> Change:
+        reading = {"cpu_ticks": cpu_ticks, "major_faults": faults}
+        for key, name in (
+            (b"voluntary_ctxt_switches", "voluntary"),
+            (b"nonvoluntary_ctxt_switches", "involuntary"),
+        ):
+            if (count := number(status.get(key))) is not None:
+                reading[name] = count
+        if (read_bytes := io_read_bytes(self._io.read())) is not None:
+            reading["read_bytes"] = read_bytes
+        change = self._counters.advance(this.now_ns, reading)
+        if (ticks := change.per_s("cpu_ticks")) is not None:
+            values["cpu_share"] = ticks / TICKS_PER_S
+        put(values, "major_faults_per_s", change.per_s("major_faults"))
+        put(values, "voluntary_switches_per_s", change.per_s("voluntary"))
+        put(values, "involuntary_switches_per_s", change.per_s("involuntary"))
+        swapped = status.get(b"VmSwap", b"").split()
+        if swapped and swapped[0].isdigit():
+            values["swap_bytes"] = int(swapped[0]) * 1024
+        return change
+
+    def _threads(self, values: dict[str, float]) -> None:
+        changes = [thread.change for thread in self._tree.threads.values()]
+        queues = [s for c in changes if (s := c.share("queue_ns", 1.0)) is not None]
+        if queues:
+            values["run_queue_share"] = max(queues)
+        if self._disk_waits:
+            changes += [worker.change for worker in self._tree.workers.values()]
+            waits = [s for c in changes if (s := c.share("disk_wait_ticks", TICK_NS)) is not None]
+            if waits:
+                values["disk_wait_share"] = max(waits)
+
+    def _workers(self, own: Change, values: dict[str, float]) -> None:
+        changes = [w.change for w in self._tree.workers.values() if w.change.by]
+        read = [c.per_s("read_bytes") for c in [own, *changes]]
+        if read[0] is not None:
+            values["read_bytes_per_s"] = sum(rate for rate in read if rate is not None)
+        if not self._was_looked_at:
+            return
+        values["worker_count"] = len(self._tree.workers)
+        if not changes:
+            return
+        values["worker_cpu_share"] = sum(c.per_s("cpu_ticks") or 0.0 for c in changes) / TICKS_PER_S
+        queues = [s for c in changes if (s := c.share("queue_ns", 1.0)) is not None]
+        if queues:
+            values["worker_run_queue_share"] = max(queues)
+        if self._disk_waits:
+            # Pools of idle helpers (compilers) must not dilute the loaders.
+            active = [c for c in changes if c.by.get("cpu_ticks") or c.by.get("disk_wait_ticks")]
+            waits = [s for c in active if (s := c.share("disk_wait_ticks", TICK_NS)) is not None]
+            values["worker_disk_wait_share"] = sum(waits) / len(waits) if waits else 0.0
+
+    @property
+    def _was_looked_at(self) -> bool:
+        return self._tools is not None
+
+    def _look(self, this: _Pass, threads: int, notes: list[str]) -> None:
+        """Now and then: threads, children, namespace; once: the environment."""
+        if self._tools is None:
+            # Ranks that begin together are looked at in different windows from then on.
+            self._until_look = self._pid % LOOK_EVERY
+            environment = read_environ(self._reader, self._proc, self._pid, tooling.NAMES)
+            self._tools = tooling.notes(environment or {})
+            self._look_now(this)
+        elif self._until_look <= 0 or self._tree.children_changed():
+            self._until_look = LOOK_EVERY
+            self._look_now(this)
+        self._until_look -= 1
+        notes += self._tools
+        census = self._tree.census
+        if threads > MAX_BUSY + 1 + SLICE:
+            notes.append(f"{threads} threads: the main and the busiest known are read")
+        if census.children > MAX_WORKERS:
+            notes.append(f"{census.children} children: the busiest {MAX_WORKERS} are read")
+        if not self._disk_waits:
+            notes.append("disk waits are unknown: it was started with kernel.task_delayacct=0")
+
+    def _look_now(self, this: _Pass) -> None:
+        self._tree.look(this.now_ns, this.ranks)
+        try:
+            self.namespace = os.readlink(f"{self.directory}/ns/net")
+        except OSError:
+            self.namespace = self.directory  # of itself alone
+
+    def _placement(
+        self,
+        numa: NumaNodes,
+        node: int,
+        status: Mapping[bytes, bytes],
+        values: dict[str, float],
+        notes: list[str],
+    ) -> None:
+        allowed = cpu_list(status.get(b"Cpus_allowed_list"))
+        threads = self._tree.threads.values()
+        ran = ((t.processor, t.change.by.get("run_ns", 0)) for t in threads)
+        share = numa.remote_share(node, allowed, ran)
+        put(values, "numa_remote_share", share)
+        if share == 1.0 and allowed and allowed.isdisjoint(numa.cpus[node]):
+            homes = sorted(home for home, cpus in numa.cpus.items() if not allowed.isdisjoint(cpus))
+            where = ", ".join(map(str, homes[:8]))
+            notes.append(f"may run on NUMA node {where} only, its GPU is on node {node}")
+
+
+def _status(raw: bytes) -> dict[bytes, bytes]:
+    pairs = (line.partition(b":") for line in raw.splitlines())
+    return {name: value.strip() for name, colon, value in pairs if colon}
+
+
+class HostTelemetry:
+    """Reads all ranks of a node, and the node."""
+
+    def __init__(
+        self,
+        root: Path = Path("/"),
+        *,
+        reader: MemoryReader | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._root = str(root).rstrip("/")
+        self._reader = reader or MemoryReader()
+        self._clock = clock
+        self._ranks: dict[int, _Rank] = {}
+        self._cgroups = Cgroups(self._root)
+        self._namespaces = Namespaces()
+        self._numa = NumaNodes(self._root)
+        self._node = Node(self._root)
+        self._cpu = cpu_class(f"{self._root}/proc")
+        self._delayacct = HeldFile(f"{self._root}/proc/sys/kernel/task_delayacct", 16)
+
+    def read(
+        self,
+        pids: Mapping[int, int],
+        start_ns: int,
+        end_ns: int,
+        numa_nodes: Mapping[int, int] | None = None,
+    ) -> list[Sample]:
+        """One sample per process of ``pids`` (pid -> start time in clock ticks after boot).
+
+        Differences are to the last call; the first has only states. A process that is not asked
+        for any more is forgotten. ``numa_nodes``: pid -> NUMA node of its GPU, where known.
+        """
+        this = _Pass(self._clock(), pids, (self._delayacct.read() or b"").strip() == b"1")
+        self._ranks = {pid: rank for pid, rank in self._ranks.items() if pid in pids}
+        samples: list[Sample] = []
+        for pid, start_ticks in list(pids.items())[:MAX_RANKS]:
+            rank = self._ranks.get(pid)
+            if rank is None or rank.start_ticks != start_ticks:
+                rank = self._ranks[pid] = _Rank(self._root, pid, start_ticks, self._reader)
+            node = (numa_nodes or {}).get(pid, -1)
+            values: dict[str, float] = {}
+            notes: list[str] = []
+            silent = ""
+            try:
+                values, notes = rank.read(this, self._cgroups, self._namespaces, self._numa, node)
+            except _Gone as gone:
+                silent = str(gone)
+            samples.append(
+                Sample("process", str(pid), "", start_ns, end_ns, values, tuple(notes), silent)
+            )
+        self._cgroups.keep({r.group for r in self._ranks.values() if r.group is not None})
+        self._namespaces.keep({rank.namespace for rank in self._ranks.values()})
+        return samples
+
+    def read_node(self, start_ns: int, end_ns: int) -> Sample:
+        """The node, since the last call; clocks are of the CPUs on which ranks were last seen."""
+        cpus = {rank.processor for rank in self._ranks.values() if rank.processor >= 0}
+        values = self._node.values(self._clock(), cpus)
+        return Sample("node", "", self._cpu, start_ns, end_ns, values)
