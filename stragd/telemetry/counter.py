@@ -39,6 +39,7 @@ class Change(NamedTuple):
 
     seconds: float  # 0 where there is no earlier reading
     by: dict[str, int]  # counters that have a difference
+    back: tuple[str, ...] = ()  # counters that began anew
 
     def per_s(self, name: str) -> float | None:
         """Events per second."""
@@ -72,12 +73,15 @@ class Counters:
         if not before or seconds <= 0:
             return NO_CHANGE
         by: dict[str, int] = {}
+        back: list[str] = []
         for name, now in reading.items():
             if name in before:
                 delta = difference(now, before[name], bits.get(name, 64) if bits else 64)
-                if delta is not None:
+                if delta is None:
+                    back.append(name)
+                else:
                     by[name] = delta
-        return Change(seconds, by)
+        return Change(seconds, by, tuple(back))
 
 
 def put(values: dict[str, float], name: str, value: float | None) -> None:
