@@ -171,4 +171,4 @@ def _names(directory: str) -> list[str]:
 
 
 def _text(path: str | Path) -> str:
-    return printable((read_bounded(path, 256) or b"").decode("utf-8", "replace"))
+    return printable((read_bounded(path, 256) or b"").decode("utf-8", "replace").strip())
