@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from stragd.telemetry.host import HostTelemetry
+from stragd.telemetry.host import LOOK_EVERY, HostTelemetry
 from stragd.telemetry.node import cpu_list
 from stragd.telemetry.pressure import parse
-from stragd.telemetry.quantities_host import NODE, PROCESS
+from stragd.telemetry.quantities_host import NIC, NODE, PROCESS
 from stragd.telemetry.sample import Sample
 from stragd.telemetry.tasks import parse_stat
 
@@ -218,7 +218,8 @@ def test_a_process_that_is_moved_to_another_cgroup(files: Files) -> None:
     v2(files, "other.slice")
     files.write("sys/fs/cgroup/other.slice/cpu.max", "100000 100000\n")
     files.write("sys/fs/cgroup/other.slice/cpu.stat", quota_stat(1, 1, 1))
-    assert "throttled_share" not in files.window().values  # nothing to take a difference from
+    for _ in range(LOOK_EVERY):  # by the next look it is noticed
+        files.window()
     files.write("sys/fs/cgroup/other.slice/cpu.stat", quota_stat(11, 6, 5_000_001))
     assert files.window().values["throttled_share"] == 0.5
 
@@ -322,7 +323,33 @@ def test_a_node_that_says_nothing(tmp_path: Path) -> None:
     assert sample.model == "cpu/unknown"
 
 
-# Parsers
+# Tables and parsers
+
+
+def test_every_name_ends_in_its_unit() -> None:
+    units = {
+        "share": "share",
+        "CPUs": "share",
+        "Gbit/s": "gbps",
+        "MHz": "mhz",
+        "byte": "bytes",
+        "byte/s": "bytes_per_s",
+        "1/s": "per_s",
+        "pages/s": "per_s",
+        "ticks/s": "per_s",
+        "events": "delta",
+        "symbols": "delta",
+        "lanes": "count",
+        "ports": "count",
+        "processes": "count",
+        "tasks": "per_cpu",
+        "per 10^6": "ppm",
+        "per 10^6 sent": "ppm",
+        "per 10^6 received": "ppm",
+    }
+    for name, (unit, meaning) in (PROCESS | NODE | NIC).items():
+        assert name.endswith("_" + units[unit]), name
+        assert meaning
 
 
 def test_pressure_text() -> None:

@@ -18,9 +18,8 @@ from stragd.telemetry.node import Node, cpu_list
 from stragd.telemetry.placement import NumaNodes
 from stragd.telemetry.sample import Sample
 from stragd.telemetry.tasks import (
-    MAX_BUSY,
+    FIRST_SLICE,
     MAX_WORKERS,
-    SLICE,
     TICK_NS,
     TICKS_PER_S,
     Tree,
@@ -30,6 +29,13 @@ from stragd.telemetry.tasks import (
 
 LOOK_EVERY = 12  # windows between two looks over all threads and children of a rank
 STOPPED = "Tt"
+STATUS = (
+    b"TracerPid",
+    b"VmSwap",
+    b"Cpus_allowed_list",
+    b"voluntary_ctxt_switches",
+    b"nonvoluntary_ctxt_switches",
+)
 TCP_COUNTERS = (b"OutSegs", b"RetransSegs")
 MAX_RANKS = 1024
 
@@ -90,7 +96,6 @@ class _Rank:
         self._stat = HeldFile(f"{self.directory}/stat")
         self._status = HeldFile(f"{self.directory}/status", 1 << 14)
         self._io = HeldFile(f"{self.directory}/io", 512)
-        self._cgroup = HeldFile(f"{self.directory}/cgroup", 1 << 16)
         self._tree = Tree(self._proc, pid, start_ticks)
         self._counters = Counters()
         self._cgroup_text: bytes | None = None
@@ -114,7 +119,7 @@ class _Rank:
         if fields.start_ticks != self.start_ticks:
             raise _Gone("the process has ended, and its pid is another's now")
         self.processor = fields.processor
-        status = _status(self._status.read() or b"")
+        status = _status(self._status.read() or b"", STATUS)
         values: dict[str, float] = {}
         notes: list[str] = []
 
@@ -124,11 +129,8 @@ class _Rank:
         change = self._own(this, fields.cpu_ticks, fields.major_faults, status, values)
         self._threads(values)
         self._workers(change, values)
-        self._look(this, fields.threads, notes)
+        self._look(this, fields.threads, cgroups, notes)
 
-        raw = self._cgroup.read()
-        if raw is not None and raw != self._cgroup_text:
-            self._cgroup_text, self.group = raw, cgroups.of(raw)
         frozen = False
         if self.group is not None:
             values.update(self.group.values(this.now_ns))
@@ -210,29 +212,32 @@ class _Rank:
     def _was_looked_at(self) -> bool:
         return self._tools is not None
 
-    def _look(self, this: _Pass, threads: int, notes: list[str]) -> None:
-        """Now and then: threads, children, namespace; once: the environment."""
+    def _look(self, this: _Pass, threads: int, cgroups: Cgroups, notes: list[str]) -> None:
+        """Now and then: threads, children, cgroup, namespace; once: the environment."""
         if self._tools is None:
             # Ranks that begin together are looked at in different windows from then on.
             self._until_look = self._pid % LOOK_EVERY
             environment = read_environ(self._reader, self._proc, self._pid, tooling.NAMES)
             self._tools = tooling.notes(environment or {})
-            self._look_now(this)
+            self._look_now(this, cgroups)
         elif self._until_look <= 0 or self._tree.children_changed():
             self._until_look = LOOK_EVERY
-            self._look_now(this)
+            self._look_now(this, cgroups)
         self._until_look -= 1
         notes += self._tools
         census = self._tree.census
-        if threads > MAX_BUSY + 1 + SLICE:
+        if threads > FIRST_SLICE:
             notes.append(f"{threads} threads: the main and the busiest known are read")
         if census.children > MAX_WORKERS:
             notes.append(f"{census.children} children: the busiest {MAX_WORKERS} are read")
         if not self._disk_waits:
             notes.append("disk waits are unknown: it was started with kernel.task_delayacct=0")
 
-    def _look_now(self, this: _Pass) -> None:
+    def _look_now(self, this: _Pass, cgroups: Cgroups) -> None:
         self._tree.look(this.now_ns, this.ranks)
+        raw = read_bounded(f"{self.directory}/cgroup", 1 << 16)
+        if raw is not None and raw != self._cgroup_text:
+            self._cgroup_text, self.group = raw, cgroups.of(raw)
         try:
             self.namespace = os.readlink(f"{self.directory}/ns/net")
         except OSError:
@@ -257,9 +262,17 @@ class _Rank:
             notes.append(f"may run on NUMA node {where} only, its GPU is on node {node}")
 
 
-def _status(raw: bytes) -> dict[bytes, bytes]:
-    pairs = (line.partition(b":") for line in raw.splitlines())
-    return {name: value.strip() for name, colon, value in pairs if colon}
+def _status(raw: bytes, names: tuple[bytes, ...]) -> dict[bytes, bytes]:
+    """Wanted lines of a status file, in the order in which it has them."""
+    found: dict[bytes, bytes] = {}
+    position = 0
+    for name in names:
+        begin = raw.find(b"\n" + name + b":", position)
+        if begin >= 0:  # a name within a line cannot follow a line's end
+            end = raw.find(b"\n", begin + 1)
+            position = end if end >= 0 else len(raw)
+            found[name] = raw[begin + len(name) + 2 : position].strip()
+    return found
 
 
 class HostTelemetry:

@@ -7,7 +7,7 @@ adapter and its link layer, never the rate: a NIC that came up slower stays comp
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,6 +37,12 @@ class _Nic:
     default_route: bool = False
     bond: bool = False
     counters: Counters = field(default_factory=Counters)
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Quantity -> counters that are added."""
+    fallback: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """The same for quantities that ``groups`` may not have."""
+    statistics: set[str] = field(default_factory=set)
+    """Counters of ethtool that are in one of the two."""
     rate_max_gbps: float | None = None
     missing: int = 0
 
@@ -154,6 +160,10 @@ class NicTelemetry:
         return self._completed(_Nic(link.name, link.model, None, link, link.name))
 
     def _completed(self, nic: _Nic) -> _Nic:
+        nic.groups = {
+            **(nic.port.groups if nic.port else {}),
+            **(nic.link.groups if nic.link else {}),
+        }
         nic.bond = links.is_bond(self._root, nic.netdev)
         if nic.netdev and self._ethtool:
             nic.rate_max_gbps = self._ethtool.highest_gbps(nic.netdev)
@@ -171,30 +181,31 @@ class NicTelemetry:
             silent = f"{nic.subject} has vanished"
             return Sample("nic", nic.subject, nic.model, start_ns, end_ns, silent=silent)
         nic.missing = 0
-        groups = dict(nic.port.groups) if nic.port else {}
-        groups |= nic.link.groups if nic.link else {}
-        fallback: dict[str, tuple[str, ...]] = {}
-        for name, value in self._statistics(nic).items():
-            reading.counters[_ETHTOOL + name] = value
-            group = ethtool.group_of(name)
-            # Both count the same failures of the link; packets and pauses are others.
-            into = fallback if group == "link_downed_delta" else groups
-            into[group] = (*into.get(group, ()), _ETHTOOL + name)
+        if self._ethtool and nic.netdev:
+            self._add_statistics(nic, self._ethtool.statistics(nic.netdev), reading)
         bits = nic.port.bits if nic.port else {}
         change = nic.counters.advance(now_ns, reading.counters, bits)
         notes = list(reading.notes)
         if any(bits.get(name, 64) == 64 for name in change.back):
             notes.append("its counters began anew: no differences in this window")
         else:
-            reading.values.update(_rates(change, fallback))
-            reading.values.update(_rates(change, groups))
+            reading.values.update(_rates(change, nic.fallback))
+            reading.values.update(_rates(change, nic.groups))
         self._rates_at_best(nic, reading.values)
         if nic.default_route:
             notes.append("carries the default route: management, no rail")
         return Sample("nic", nic.subject, nic.model, start_ns, end_ns, reading.values, tuple(notes))
 
-    def _statistics(self, nic: _Nic) -> dict[str, int]:
-        return dict(self._ethtool.statistics(nic.netdev)) if self._ethtool and nic.netdev else {}
+    def _add_statistics(self, nic: _Nic, statistics: Mapping[str, int], reading: Reading) -> None:
+        for name, value in statistics.items():
+            key = _ETHTOOL + name
+            reading.counters[key] = value
+            if key not in nic.statistics:
+                nic.statistics.add(key)
+                group = ethtool.group_of(name)
+                # Both count the same failures of the link; packets and pauses are others.
+                into = nic.fallback if group == "link_downed_delta" else nic.groups
+                into[group] = (*into.get(group, ()), key)
 
     def _rates_at_best(self, nic: _Nic, values: dict[str, float]) -> None:
         if nic.port:
@@ -205,23 +216,28 @@ class NicTelemetry:
             values["rate_max_gbps"] = nic.rate_max_gbps
 
 
-def _rates(change: Change, groups: dict[str, tuple[str, ...]]) -> dict[str, float]:
+def _rates(change: Change, groups: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
     """Values of the groups by the unit in their name; a group without one is not reported."""
+    by, seconds = change.by, change.seconds
+    if not by:
+        return {}
     totals: dict[str, int] = {}
     for group, names in groups.items():
-        counted = [change.by[name] for name in names if name in change.by]
-        if counted:
+        if len(names) == 1:
+            if names[0] in by:
+                totals[group] = by[names[0]]
+        elif counted := [by[name] for name in names if name in by]:
             totals[group] = sum(counted)
     values: dict[str, float] = {}
+    sent, received = totals.get(SENT), totals.get(RECEIVED)
     for group, total in totals.items():
         if group.endswith("_ppm"):
-            packets = totals.get(SENT if group in PER_SENT else RECEIVED)
-            if packets:
+            if packets := sent if group in PER_SENT else received:
                 values[group] = 1e6 * total / packets
-        elif group.endswith("_per_s"):
-            values[group] = total / change.seconds
         elif group.endswith("_delta"):
             values[group] = total
-    if SENT in totals and RECEIVED in totals:
-        values["packets_per_s"] = (totals[SENT] + totals[RECEIVED]) / change.seconds
+        elif group.endswith("_per_s"):
+            values[group] = total / seconds
+    if sent is not None and received is not None:
+        values["packets_per_s"] = (sent + received) / seconds
     return values

@@ -10,6 +10,7 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import NamedTuple
 
 from stragd.discovery.process import read_bounded
 from stragd.telemetry.counter import NO_CHANGE, Counters
@@ -18,15 +19,15 @@ from stragd.telemetry.held import HeldFile
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 TICK_NS = 1e9 / TICKS_PER_S
 MAX_BUSY = 3
-SLICE = 32
+FIRST_SLICE = 256
+SLICE = 16
 MAX_LISTED = 4096
 MAX_CHILDREN = 64
 MAX_DEPTH = 3
 MAX_WORKERS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Fields:
+class Fields(NamedTuple):
     """What is used of a stat file; times in clock ticks."""
 
     state: str
@@ -43,7 +44,7 @@ def parse_stat(raw: bytes | None) -> Fields | None:
     if raw is None:
         return None
     # The name before the last ")" may hold anything.
-    words = raw[raw.rfind(b")") + 1 :].split()
+    words = raw[raw.rfind(b")") + 1 :].split(None, 40)
     try:
         return Fields(
             state=words[0].decode("ascii"),
@@ -98,6 +99,7 @@ class Worker:
         self._io = HeldFile(f"{proc}/{pid}/io", 512)
         self._counters = Counters()
         self.change = NO_CHANGE
+        self._read_bytes: int | None = None
         self.weight = 0  # ticks that it worked or waited so far
 
     def refresh(self, now_ns: int) -> bool:
@@ -105,12 +107,15 @@ class Worker:
         fields = parse_stat(self._stat.read())
         if fields is None or fields.state in "ZX":
             return False
-        self.weight = fields.cpu_ticks + fields.disk_wait_ticks
+        weight, self.weight = self.weight, fields.cpu_ticks + fields.disk_wait_ticks
         reading = {"cpu_ticks": fields.cpu_ticks, "disk_wait_ticks": fields.disk_wait_ticks}
         if (times := parse_schedstat(self._schedstat.read())) is not None:
             reading["queue_ns"] = times[1]
-        if (read_bytes := io_read_bytes(self._io.read())) is not None:
-            reading["read_bytes"] = read_bytes
+        # Who did nothing has read nothing; a few blocks more are counted when it next works.
+        if self.weight != weight or self._read_bytes is None:
+            self._read_bytes = io_read_bytes(self._io.read())
+        if self._read_bytes is not None:
+            reading["read_bytes"] = self._read_bytes
         self.change = self._counters.advance(now_ns, reading)
         return True
 
@@ -168,14 +173,14 @@ class Tree:
         directory = f"{self._proc}/{self._pid}/task"
         try:
             with os.scandir(directory) as entries:
-                listed = islice(entries, MAX_LISTED)
-                tids = sorted(int(e.name) for e in listed if e.name.isdigit())
-        except OSError:
+                tids = sorted(int(entry.name) for entry in islice(entries, MAX_LISTED))
+        except (OSError, ValueError):
             return
         census = self.census
         census.threads = len(tids)
         later = [tid for tid in tids if tid > census.after]
-        chosen = (later + [tid for tid in tids if tid <= census.after])[:SLICE]
+        size = SLICE if census.after else FIRST_SLICE
+        chosen = (later + [tid for tid in tids if tid <= census.after])[:size]
         census.after = chosen[-1] if chosen else 0
         rates: dict[int, float] = {}
         self._parents &= set(tids)
@@ -223,7 +228,7 @@ class Tree:
 
     def _list(self, pid: int, tids: list[int]) -> list[int]:
         found: list[int] = []
-        for tid in tids[:SLICE]:
+        for tid in tids[:MAX_CHILDREN]:
             raw = read_bounded(f"{self._proc}/{pid}/task/{tid}/children", 8 * MAX_CHILDREN) or b""
             # A list that was cut off ends within a number.
             words = raw.split() if raw.endswith(b" ") else raw.split()[:-1]
