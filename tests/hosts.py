@@ -7,6 +7,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -139,7 +140,8 @@ class RealCgroups:
         for path in reversed(self._made):
             top = path.parent
             for pid in (path / "cgroup.procs").read_text().split():
-                (top / "cgroup.procs").write_text(pid)
+                with suppress(ProcessLookupError):  # it has ended since
+                    (top / "cgroup.procs").write_text(pid)
             path.rmdir()
 
 

@@ -251,6 +251,11 @@ def test_a_clock_that_stands_or_goes_back_gives_no_rates(files: Files, step: int
     assert files.window().values["cpu_share"] == 1
 
 
+def test_an_environment_that_cannot_be_read_is_said_to_be(files: Files) -> None:
+    (files.root / f"proc/{PID}/environ").unlink()
+    assert "its environment cannot be read" in files.reader().window().notes
+
+
 def test_tcp_counters(files: Files) -> None:
     names, values = "Tcp: RtoAlgorithm MaxConn InSegs OutSegs RetransSegs", "Tcp: 1 -1 5 {} {}"
     text = f"Ip: Forwarding\nIp: 2\n{names}\n{values}\nUdp: InDatagrams\nUdp: 1\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stragd.telemetry.nic import VANISHED_FOR, NicTelemetry
+from stragd.telemetry.nic import DISCOVER_EVERY, VANISHED_FOR, NicTelemetry
 from stragd.telemetry.quantities_host import NIC
 from stragd.telemetry.rdma_counters import HW_COUNTERS
 from stragd.telemetry.sample import Sample
@@ -307,12 +307,20 @@ def test_rate_width_and_pcie_against_a_twin(tmp_path: Path) -> None:
     tree.set("mlx5_3", {"rate": "200 Gb/sec (2X NDR)"})
     pci = (tmp_path / "sys/class/infiniband/mlx5_5/device").resolve()
     (pci / "current_link_width").write_text("8\n")
-    samples = Nics(tree).window()
+    nics = Nics(tree)
+    samples = nics.window()
     values = {name: samples[f"{name}/1"].values for name in ("mlx5_0", "mlx5_3", "mlx5_5")}
     assert (values["mlx5_0"]["rate_gbps"], values["mlx5_0"]["width_count"]) == (400, 4)
     assert (values["mlx5_3"]["rate_gbps"], values["mlx5_3"]["width_count"]) == (200, 2)
     assert values["mlx5_0"]["pcie_gbps"] == values["mlx5_0"]["pcie_max_gbps"] == 512
     assert (values["mlx5_5"]["pcie_gbps"], values["mlx5_5"]["pcie_max_gbps"]) == (256, 512)
+    for name, width in (("mlx5_0", "8"), ("mlx5_5", "16")):  # trained anew
+        pci = (tmp_path / f"sys/class/infiniband/{name}/device").resolve()
+        (pci / "current_link_width").write_text(width + "\n")
+    for _ in range(DISCOVER_EVERY + 1):
+        later = nics.window()
+    assert later["mlx5_0/1"].values["pcie_gbps"] == 256
+    assert later["mlx5_5/1"].values["pcie_gbps"] == 512
     # A slower link is still compared with the others; the Ethernet port of the same adapter is not.
     assert samples["mlx5_3/1"].model == samples["mlx5_0/1"].model == "MT4129 InfiniBand"
     assert samples["mlx5_bond_0/1"].model == "MT4129 Ethernet"

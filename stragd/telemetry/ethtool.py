@@ -109,16 +109,13 @@ class Pyroute2:
         return {}
 
     def highest_gbps(self, netdev: str) -> float | None:
-        """See `Ethtool`."""
+        """See `Ethtool`. Asked when a device is found, which may have had another's name."""
+        self._devices.pop(netdev, None)
         device = self._device(netdev)
         try:
             return device.highest_gbps() if device is not None else None
         except (OSError, self._module.EthtoolError, AttributeError, KeyError, TypeError):
             return None  # settings that this pyroute2 does not know
-
-    def forget(self, netdev: str) -> None:
-        """Ask it anew from now on."""
-        self._devices.pop(netdev, None)
 
 
 def installed() -> Pyroute2 | None:

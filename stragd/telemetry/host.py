@@ -218,7 +218,8 @@ class _Rank:
             # Ranks that begin together are looked at in different windows from then on.
             self._until_look = self._pid % LOOK_EVERY
             environment = read_environ(self._reader, self._proc, self._pid, tooling.NAMES)
-            self._tools = tooling.notes(environment or {})
+            unread = ("its environment cannot be read",)
+            self._tools = unread if environment is None else tooling.notes(environment)
             self._look_now(this, cgroups)
         elif self._until_look <= 0 or self._tree.children_changed():
             self._until_look = LOOK_EVERY

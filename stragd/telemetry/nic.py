@@ -20,7 +20,7 @@ from stragd.telemetry.sample import Sample
 
 DISCOVER_EVERY = 12  # windows
 VANISHED_FOR = 12  # windows in which a NIC that has gone is still spoken of
-ANSWER_SECONDS = 5.0
+ANSWER_SECONDS = 1.0
 _ETHTOOL = "ethtool "  # before names of ethtool statistics, which drivers choose freely
 
 
@@ -142,6 +142,8 @@ class NicTelemetry:
             found[name] = self._known(name) or self._of_link(links.Link(self._root, name, True))
         for nic in found.values():
             nic.default_route = nic.netdev in default
+            if nic.port:
+                nic.port.refresh()
         gone = {subject: nic for subject, nic in self._nics.items() if subject not in found}
         self._nics = found | gone
         return []

@@ -53,7 +53,8 @@ class Port:
         self.pci_path = _pci_path(base)
         kind = _text(f"{base}/hca_type") or self.driver or device
         self.model = f"{kind} {self.link_layer}".strip()
-        self.pcie = _pcie(f"{base}/device")
+        self._device = f"{base}/device"
+        self.pcie: dict[str, float] = {}
         self._state, self._physical = (
             HeldFile(f"{port}/state", 64),
             HeldFile(f"{port}/phys_state", 64),
@@ -63,6 +64,10 @@ class Port:
         self.bits: dict[str, int] = {}
         self._files: list[tuple[str, HeldFile, int, int]] = []  # name, file, largest, unit
         self._find_counters(base, port)
+
+    def refresh(self) -> None:
+        """Read again what changes seldom: the PCIe link, which may have been trained anew."""
+        self.pcie = _pcie(self._device)
 
     def _find_counters(self, base: str, port: str) -> None:
         for name in _names(f"{port}/counters"):
