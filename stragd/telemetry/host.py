@@ -20,6 +20,8 @@ from stragd.telemetry.sample import Sample
 from stragd.telemetry.tasks import (
     FIRST_SLICE,
     MAX_WORKERS,
+    SEARCH_SLICE,
+    SLICE,
     TICK_NS,
     TICKS_PER_S,
     Tree,
@@ -27,7 +29,8 @@ from stragd.telemetry.tasks import (
     parse_stat,
 )
 
-LOOK_EVERY = 12  # windows between two looks over all threads and children of a rank
+LOOK_EVERY = 12  # windows between two looks at the threads, children and cgroup of a rank
+THREADS_AFTER = 3  # windows, where the threads that are read do not explain its CPU time
 STOPPED = "Tt"
 STATUS = (
     b"TracerPid",
@@ -99,7 +102,7 @@ class _Rank:
         self._tree = Tree(self._proc, pid, start_ticks)
         self._counters = Counters()
         self._cgroup_text: bytes | None = None
-        self._until_look = 0
+        self._until_look = self._until_threads = 0
         self._was_stopped: bool | None = None
         # Only processes that were started with delay accounting on are counted.
         self._disk_waits = True
@@ -129,7 +132,7 @@ class _Rank:
         change = self._own(this, fields.cpu_ticks, fields.major_faults, status, values)
         self._threads(values)
         self._workers(change, values)
-        self._look(this, fields.threads, cgroups, notes)
+        self._look(this, values.get("cpu_share"), fields.threads, cgroups, notes)
 
         frozen = False
         if self.group is not None:
@@ -212,19 +215,32 @@ class _Rank:
     def _was_looked_at(self) -> bool:
         return self._tools is not None
 
-    def _look(self, this: _Pass, threads: int, cgroups: Cgroups, notes: list[str]) -> None:
+    def _look(
+        self,
+        this: _Pass,
+        cpus: float | None,
+        threads: int,
+        cgroups: Cgroups,
+        notes: list[str],
+    ) -> None:
         """Now and then: threads, children, cgroup, namespace; once: the environment."""
         if self._tools is None:
             # Ranks that begin together are looked at in different windows from then on.
-            self._until_look = self._pid % LOOK_EVERY
+            self._until_look = self._until_threads = self._pid % LOOK_EVERY
             environment = read_environ(self._reader, self._proc, self._pid, tooling.NAMES)
             unread = ("its environment cannot be read",)
             self._tools = unread if environment is None else tooling.notes(environment)
             self._look_now(this, cgroups)
+            self._tree.look_at_threads(this.now_ns, FIRST_SLICE)
         elif self._until_look <= 0 or self._tree.children_changed():
             self._until_look = LOOK_EVERY
             self._look_now(this, cgroups)
         self._until_look -= 1
+        self._until_threads -= 1
+        soon = self._until_threads <= LOOK_EVERY - THREADS_AFTER and not self._tree.explains(cpus)
+        if soon or self._until_threads <= 0:
+            self._until_threads = LOOK_EVERY
+            self._tree.look_at_threads(this.now_ns, SEARCH_SLICE if soon else SLICE)
         notes += self._tools
         census = self._tree.census
         if threads > FIRST_SLICE:
@@ -235,7 +251,7 @@ class _Rank:
             notes.append("disk waits are unknown: it was started with kernel.task_delayacct=0")
 
     def _look_now(self, this: _Pass, cgroups: Cgroups) -> None:
-        self._tree.look(this.now_ns, this.ranks)
+        self._tree.look_for_workers(this.now_ns, this.ranks)
         raw = read_bounded(f"{self.directory}/cgroup", 1 << 16)
         if raw is not None and raw != self._cgroup_text:
             self._cgroup_text, self.group = raw, cgroups.of(raw)

@@ -1,7 +1,9 @@
 """Readings of one process from /proc: its main thread, its busiest threads, its workers.
 
 Bounded: a rank may have hundreds of threads and children. The main thread and a few of the busiest
-are read every window; a slice of the others now and then, in turn, to find out which those are.
+are read every window; a slice of the others now and then, in turn, and sooner where those that are
+read do not account for the CPU time of the process. Busy is who runs or wants to: a thread that is
+starved of CPUs uses none.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ TICK_NS = 1e9 / TICKS_PER_S
 MAX_BUSY = 3
 FIRST_SLICE = 256
 SLICE = 16
+SEARCH_SLICE = 64
+UNEXPLAINED_CPUS = 0.1
 MAX_LISTED = 4096
 MAX_CHILDREN = 64
 MAX_DEPTH = 3
@@ -133,7 +137,7 @@ class Census:
     threads: int = 0
     children: int = 0
     seen: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Thread id -> (its CPU ns so far, when that was read)."""
+    """Thread id -> (ns that it ran or waited to run so far, when that was read)."""
     after: int = 0
     """Where the next slice of threads begins."""
 
@@ -164,12 +168,13 @@ class Tree:
         for pid in gone:
             del self.workers[pid]
 
-    def look(self, now_ns: int, ranks: Collection[int]) -> None:
-        """Find the busiest threads (of a slice of them) and the workers, which are no ranks."""
-        self._look_at_threads(now_ns)
-        self._look_for_workers(now_ns, ranks)
+    def explains(self, cpus: float | None) -> bool:
+        """Whether the threads that are read used the CPUs that the process used."""
+        used = sum(thread.change.per_s("run_ns") or 0.0 for thread in self.threads.values()) / 1e9
+        return cpus is None or cpus - used < UNEXPLAINED_CPUS
 
-    def _look_at_threads(self, now_ns: int) -> None:
+    def look_at_threads(self, now_ns: int, size: int) -> None:
+        """Find the busiest threads, among those that are read and the next ``size`` others."""
         directory = f"{self._proc}/{self._pid}/task"
         try:
             with os.scandir(directory) as entries:
@@ -179,7 +184,6 @@ class Tree:
         census = self.census
         census.threads = len(tids)
         later = [tid for tid in tids if tid > census.after]
-        size = SLICE if census.after else FIRST_SLICE
         chosen = (later + [tid for tid in tids if tid <= census.after])[:size]
         census.after = chosen[-1] if chosen else 0
         rates: dict[int, float] = {}
@@ -188,14 +192,15 @@ class Tree:
             times = parse_schedstat(read_bounded(f"{directory}/{tid}/schedstat", 128))
             if times is None:
                 continue
-            run_ns, at_ns = census.seen.get(tid, (0, self._started_ns))
-            rates[tid] = (times[0] - run_ns) / max(1, now_ns - at_ns)
-            census.seen[tid] = (times[0], now_ns)
+            busy_ns, at_ns = census.seen.get(tid, (0, self._started_ns))
+            rates[tid] = (sum(times) - busy_ns) / max(1, now_ns - at_ns)
+            census.seen[tid] = (sum(times), now_ns)
             if read_bounded(f"{directory}/{tid}/children", 16):
                 self._parents.add(tid)
         for tid, thread in self.threads.items():
-            if "run_ns" in thread.change.by:
-                rates[tid] = thread.change.by["run_ns"] / (thread.change.seconds * 1e9)
+            if thread.change.by:
+                busy_ns = thread.change.by["run_ns"] + thread.change.by["queue_ns"]
+                rates[tid] = busy_ns / (thread.change.seconds * 1e9)
         if len(census.seen) > len(tids):
             census.seen = {tid: census.seen[tid] for tid in tids if tid in census.seen}
         rates.pop(self._pid, None)
@@ -207,7 +212,8 @@ class Tree:
                 kept[tid].refresh(now_ns, with_stat=True)
         self.threads = kept
 
-    def _look_for_workers(self, now_ns: int, ranks: Collection[int]) -> None:
+    def look_for_workers(self, now_ns: int, ranks: Collection[int]) -> None:
+        """Find the child processes that are no ranks themselves."""
         self._children_text = self._children.read()
         pids = self._list(self._pid, [self._pid, *sorted(self._parents - {self._pid})])
         level = pids
