@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from stragd.discovery.environ import read_environ
@@ -28,6 +29,7 @@ from stragd.telemetry.tasks import (
     io_read_bytes,
     parse_stat,
 )
+from stragd.telemetry.tcp import Namespaces
 
 LOOK_EVERY = 12  # windows between two looks at the threads, children and cgroup of a rank
 THREADS_AFTER = 3  # windows, where the threads that are read do not explain its CPU time
@@ -39,7 +41,6 @@ STATUS = (
     b"voluntary_ctxt_switches",
     b"nonvoluntary_ctxt_switches",
 )
-TCP_COUNTERS = (b"OutSegs", b"RetransSegs")
 MAX_RANKS = 1024
 
 
@@ -47,47 +48,13 @@ class _Gone(Exception):
     """The process has ended, or its pid is another's now; the text says which."""
 
 
+@dataclass(frozen=True)
 class _Pass:
-    """What is read once per pass, whoever needs it."""
+    """What all ranks share in one pass."""
 
-    def __init__(self, now_ns: int, ranks: Mapping[int, int], disk_waits: bool) -> None:
-        self.now_ns, self.ranks, self.disk_waits = now_ns, ranks, disk_waits
-        self.retransmits: dict[str, dict[str, float]] = {}
-
-
-class Namespaces:
-    """TCP counters of the network namespaces in which ranks live."""
-
-    def __init__(self) -> None:
-        self._counters: dict[str, Counters] = {}
-
-    def retransmits(self, this: _Pass, namespace: str, directory: str) -> dict[str, float]:
-        """``retransmits_ppm`` of a namespace, read through one of its processes."""
-        if namespace not in this.retransmits:
-            # Not a held file: that would keep the namespace of a job that has ended alive.
-            reading = _tcp(read_bounded(f"{directory}/net/snmp", 1 << 14) or b"")
-            counters = self._counters.setdefault(namespace, Counters())
-            change = counters.advance(this.now_ns, reading)
-            values: dict[str, float] = {}
-            if change.by.get("OutSegs") and "RetransSegs" in change.by:
-                # OutSegs does not count what is sent again.
-                again = change.by["RetransSegs"]
-                values["retransmits_ppm"] = 1e6 * again / (change.by["OutSegs"] + again)
-            this.retransmits[namespace] = values
-        return this.retransmits[namespace]
-
-    def keep(self, namespaces: set[str]) -> None:
-        """Forget the others."""
-        self._counters = {n: c for n, c in self._counters.items() if n in namespaces}
-
-
-def _tcp(raw: bytes) -> dict[str, int]:
-    lines = [line.split() for line in raw.splitlines() if line.startswith(b"Tcp: ")]
-    if len(lines) != 2:
-        return {}
-    pairs = zip(lines[0], lines[1], strict=False)
-    reading = ((name.decode(), number(value)) for name, value in pairs if name in TCP_COUNTERS)
-    return {name: value for name, value in reading if value is not None}
+    now_ns: int
+    ranks: Mapping[int, int]
+    disk_waits: bool  # the kernel counts them, now
 
 
 class _Rank:
@@ -138,7 +105,7 @@ class _Rank:
         if self.group is not None:
             values.update(self.group.values(this.now_ns))
             frozen = self.group.frozen
-        values.update(namespaces.retransmits(this, self.namespace, self.directory))
+        values.update(namespaces.retransmits(this.now_ns, self.namespace, self.directory))
 
         stopped = fields.state in STOPPED or frozen
         if self._was_stopped is not None:
@@ -230,8 +197,8 @@ class _Rank:
             environment = read_environ(self._reader, self._proc, self._pid, tooling.NAMES)
             unread = ("its environment cannot be read",)
             self._tools = unread if environment is None else tooling.notes(environment)
-            self._look_now(this, cgroups)
             self._tree.look_at_threads(this.now_ns, FIRST_SLICE)
+            self._look_now(this, cgroups)
         elif self._until_look <= 0 or self._tree.children_changed():
             self._until_look = LOOK_EVERY
             self._look_now(this, cgroups)

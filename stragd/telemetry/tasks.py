@@ -134,7 +134,6 @@ def io_read_bytes(raw: bytes | None) -> int | None:
 class Census:
     """What the last look over the whole process found."""
 
-    threads: int = 0
     children: int = 0
     seen: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Thread id -> (ns that it ran or waited to run so far, when that was read)."""
@@ -182,7 +181,6 @@ class Tree:
         except (OSError, ValueError):
             return
         census = self.census
-        census.threads = len(tids)
         later = [tid for tid in tids if tid > census.after]
         chosen = (later + [tid for tid in tids if tid <= census.after])[:size]
         census.after = chosen[-1] if chosen else 0
@@ -199,7 +197,8 @@ class Tree:
                 self._parents.add(tid)
         for tid, thread in self.threads.items():
             if thread.change.by:
-                busy_ns = thread.change.by["run_ns"] + thread.change.by["queue_ns"]
+                by = thread.change.by
+                busy_ns = by.get("run_ns", 0) + by.get("queue_ns", 0)
                 rates[tid] = busy_ns / (thread.change.seconds * 1e9)
         if len(census.seen) > len(tids):
             census.seen = {tid: census.seen[tid] for tid in tids if tid in census.seen}
