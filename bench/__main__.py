@@ -11,7 +11,19 @@ import os
 import platform
 import sys
 
-from bench import callback, cost, drain, patterns, power, ring, rivals, runs, score, soak
+from bench import (
+    callback,
+    cost,
+    drain,
+    patterns,
+    power,
+    ring,
+    rivals,
+    runs,
+    score,
+    soak,
+    telemetry_host,
+)
 
 BENCHES = {
     "callback": callback.main,
@@ -24,6 +36,7 @@ BENCHES = {
     "runs": runs.main,
     "score": score.main,
     "soak": soak.main,
+    "telemetry_host": telemetry_host.main,
 }
 FOR_ANYBODY = {"power", "rivals", "score"}
 """Benches that attach no probes."""
