@@ -11,10 +11,11 @@ import os
 import platform
 import sys
 
-from bench import callback, cost, drain, patterns, ring, runs, soak
+from bench import callback, causes, cost, drain, patterns, ring, runs, soak
 
 BENCHES = {
     "callback": callback.main,
+    "causes": causes.main,
     "cost": cost.main,
     "drain": drain.main,
     "patterns": patterns.main,
