@@ -2,7 +2,7 @@
 
 Method: `tests/conditions.py` makes jobs of 16 ranks on four nodes from noisy readings and injects
 one condition into the slow rank, with what it brings along. Each is drawn 40 times: half of them
-without a past, and in half of each every tenth reading of GPU, process and NIC is missing at random.
+without a past; in half of each every tenth reading of GPU, process and NIC is missing at random.
 The same is done with the condition's healthy twin, which is right when nothing is named. Only the
 matrix' entries that are not 0 are printed. Simulated readings, not measured ones: this tests the
 reasoning, not the readers.

@@ -31,7 +31,9 @@ GPU = {
     "hw_thermal_share": 0.0,
     "power_brake_share": 0.0,
     "low_utilisation_share": 0.0,
-    "idle_share": 0.02,
+    "idle_count": 0.0,
+    "board_limit_share": 0.0,
+    "clocks_locked_count": 0.0,
     "temperature_c": 62.0,
     "temperature_margin_c": 25.0,
     "memory_temperature_c": 70.0,
@@ -77,6 +79,7 @@ PROCESS = {
     "worker_cpu_share": 2.2,
     "read_bytes_per_s": 4e7,
     "stopped_share": 0.0,
+    "retransmits_ppm": 20.0,
     "numa_remote_share": 0.03,
     "swap_bytes": 0.0,
     "cgroup_memory_high_delta": 0.0,
@@ -114,8 +117,7 @@ NIC = {
     "link_downed_delta": 0.0,
     "symbol_error_delta": 0.0,
     "recovery_delta": 0.0,
-    "xmit_wait_share": 0.01,
-    "retransmits_ppm": 20.0,
+    "xmit_wait_per_s": 4000.0,
     "drops_per_s": 0.0,
 }
 STEADY = (
@@ -147,7 +149,7 @@ class Rank:
 
     def starves(self, share: float = 0.4) -> None:
         """Its process does not feed its GPU."""
-        self.gpu.update(idle_share=share, utilisation_share=0.98 - share, power_w=380.0)
+        self.gpu.update(utilisation_share=0.98 - share, power_w=380.0)
         self.gpu["sm_active_share"] = 0.7 * (1 - share)
 
     def clocked(self, mhz: float) -> None:
@@ -243,7 +245,6 @@ class JobOfSamples:
                 rank.gpu["sm_active_share"] *= 0.8
                 rank.gpu["power_w"] *= 0.9
                 rank.gpu["utilisation_share"] = 1.0
-                rank.gpu["idle_share"] = 0.0
                 rank.process["worker_cpu_share"] *= 0.97
         return ranks
 
@@ -363,10 +364,13 @@ CONDITIONS: tuple[Condition, ...] = (
         _only(_clock(1500.0), _set("gpu", sync_boost_share=0.7)),
         _only(_set("gpu", sync_boost_share=0.7)),
     ),
+    _same(
+        "board's current limit", "board-limit", _clock(1545.0), _set("gpu", board_limit_share=0.5)
+    ),
     Condition(
         "clocks locked",
         "low-clock",
-        _only(_clock(1410.0), _set("gpu", power_w=420.0)),
+        _only(_clock(1410.0), _set("gpu", power_w=420.0, clocks_locked_count=1.0)),
         _only(_set("gpu", sm_clock_mhz=1935.0)),  # one step below
     ),
     Condition(
@@ -399,7 +403,9 @@ CONDITIONS: tuple[Condition, ...] = (
         "PCIe at generation 1 under load",
         "pcie",
         _only(_set("gpu", pcie_generation_count=1.0)),
-        everywhere(_set("gpu", pcie_generation_count=1.0, idle_share=0.9, sm_active_share=0.02)),
+        everywhere(
+            _set("gpu", pcie_generation_count=1.0, utilisation_share=0.02, sm_active_share=0.02)
+        ),
     ),
     _same("fabric unhealthy", "fabric", _set("gpu", fabric_unhealthy_count=1.0)),
     Condition(
@@ -491,8 +497,8 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition(
         "stopped by a signal",
         "stopped-process",
-        _only(_set("process", stopped_share=0.25), _starving),
-        _only(_set("process", stopped_share=0.004)),
+        _only(_set("process", stopped_share=0.5), _starving),
+        everywhere(_set("process", stopped_share=0.5)),
         where="job",
     ),
     _same(
@@ -550,11 +556,15 @@ CONDITIONS: tuple[Condition, ...] = (
         _set("nic", loss_sender_ppm=3000.0, timeout_ppm=80.0),
         where="network",
     ),
-    _same("TCP retransmits", "packet-loss", _set("nic", retransmits_ppm=20_000.0), where="network"),
+    _same(
+        "TCP retransmits", "packet-loss", _set("process", retransmits_ppm=20_000.0), where="network"
+    ),
     _same(
         "congested path",
         "congestion",
-        _set("nic", cnp_handled_ppm=60_000.0, xmit_wait_share=0.5, pause_received_per_s=9000.0),
+        _set(
+            "nic", cnp_handled_ppm=60_000.0, xmit_wait_per_s=60_000.0, pause_received_per_s=9000.0
+        ),
         where="network",
     ),
 )

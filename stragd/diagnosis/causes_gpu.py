@@ -15,7 +15,23 @@ _LINK_XIDS = frozenset({74})
 # Faults of the program, which ends of them: a rank that goes on was not hit.
 _PROGRAM_XIDS = frozenset({13, 31, 43, 45, 68})
 
-_REASONS = ("hw_thermal", "sw_thermal", "power_brake", "sync_boost")
+_REASONS = (
+    "hw_thermal_share",
+    "sw_thermal_share",
+    "socket_thermal_share",
+    "regulator_thermal_share",
+    "memory_thermal_share",
+    "below_limit_thermal_share",
+    "below_limit_power_share",
+    "power_brake_share",
+    "sync_boost_share",
+    "board_limit_share",
+    "reliability_share",
+    "throttled_power_count",
+    "throttled_thermal_count",
+    "throttled_current_count",
+    "throttled_external_count",
+)
 
 
 def clocked_down(view: View) -> float:
@@ -38,9 +54,9 @@ def _without_reason(view: View) -> float:
     """A clock that is low although the GPU works and no limit holds it."""
     if view.busy() is False:
         return 0.0  # idle clocks
-    shares = [view.value(f"gpu.{name}_share") for name in _REASONS]
+    reasons = [view.value(f"gpu.{name}") or 0.0 for name in _REASONS]
     cap = view.value("gpu.sw_power_cap_share")
-    if any(share is not None and share >= 0.02 for share in shares) or (cap or 0.0) >= 0.2:
+    if max(reasons) >= 0.02 or (cap or 0.0) >= 0.2:
         return 0.0
     clock = view.deviation("gpu.sm_clock_mhz")
     deep = clock is not None and abs(clock.value - (clock.reference or 0.0)) >= CLOCK_CRITICAL_MHZ
@@ -92,9 +108,17 @@ GPU_CAUSES = (
         "thermal-throttle",
         "machine",
         0.97,
-        ("gpu.hw_thermal_share", "gpu.sw_thermal_share"),
+        (
+            "gpu.hw_thermal_share",
+            "gpu.sw_thermal_share",
+            "gpu.socket_thermal_share",
+            "gpu.regulator_thermal_share",
+            "gpu.memory_thermal_share",
+            "gpu.below_limit_thermal_share",
+            "gpu.throttled_thermal_count",
+        ),
         "check cooling: fans, airflow, heat sink, inlet temperature; drain the node if it stays",
-        supports=("gpu.sm_clock_mhz",),
+        supports=("gpu.sm_clock_mhz", "gpu.hw_slowdown_count"),
         context=(
             "gpu.temperature_c",
             "gpu.temperature_margin_c",
@@ -108,7 +132,12 @@ GPU_CAUSES = (
         "power-cap",
         "machine",
         0.93,
-        ("gpu.power_limit_w", "gpu.power_limit_cut_share", "gpu.sw_power_cap_share"),
+        (
+            "gpu.power_limit_w",
+            "gpu.power_limit_cut_share",
+            "gpu.sw_power_cap_share",
+            "gpu.below_limit_power_share",
+        ),
         "set the power limit of its peers (nvidia-smi -pl, amd-smi set); look at the BMC's cap",
         supports=("gpu.sm_clock_mhz",),
         context=("gpu.power_w",),
@@ -120,9 +149,9 @@ GPU_CAUSES = (
         "power-brake",
         "machine",
         0.96,
-        ("gpu.power_brake_share",),
+        ("gpu.power_brake_share", "gpu.throttled_external_count"),
         "check power supplies, their cables and the chassis' power budget; drain the node",
-        supports=("gpu.sm_clock_mhz",),
+        supports=("gpu.sm_clock_mhz", "gpu.hw_slowdown_count"),
         context=("gpu.power_w",),
         gate=clocked_down,
         clocks=True,
@@ -138,12 +167,23 @@ GPU_CAUSES = (
         clocks=True,
     ),
     Cause(
+        "board-limit",
+        "machine",
+        0.8,
+        ("gpu.board_limit_share", "gpu.reliability_share", "gpu.throttled_current_count"),
+        "compare firmware and power cabling with the peers; replace the board if it stays",
+        supports=("gpu.sm_clock_mhz",),
+        gate=clocked_down,
+        clocks=True,
+        symptom_of=("power-brake", "thermal-throttle"),
+    ),
+    Cause(
         "low-clock",
         "machine",
         0.85,
         ("gpu.sm_clock_mhz", "gpu.mem_clock_mhz"),
         "reset locked or application clocks (nvidia-smi -rgc, -rmc, -rac; amd-smi reset --clocks)",
-        supports=("gpu.sm_clock_max_mhz",),
+        supports=("gpu.clocks_locked_count", "gpu.sm_clock_max_mhz"),
         gate=_without_reason,
         clocks=True,
         symptom_of=("gpu-starved", "pcie", "memory-damage", "driver-fault"),
@@ -170,9 +210,13 @@ GPU_CAUSES = (
         (
             "gpu.nvlink_inactive_count",
             "gpu.nvlink_speed_gbps",
+            "gpu.nvlink_recovery_failed_delta",
             "gpu.nvlink_recovery_delta",
+            "gpu.nvlink_error_delta",
             "gpu.nvlink_replay_delta",
             "gpu.nvlink_crc_delta",
+            "gpu.xgmi_inactive_count",
+            "gpu.xgmi_speed_gbps",
         ),
         "drain and reset the GPU; if the link fails again, reseat the board or look at the switch",
         noticed=lambda view: _xids(view, _LINK_XIDS),
@@ -184,6 +228,8 @@ GPU_CAUSES = (
         (
             "gpu.pcie_lanes_missing_count",
             "gpu.pcie_generations_missing_count",
+            "gpu.pcie_uncorrected_delta",
+            "gpu.pcie_correctable_delta",
             "gpu.pcie_replay_delta",
             "gpu.pcie_recovery_delta",
             "gpu.pcie_nak_delta",
@@ -225,12 +271,12 @@ GPU_CAUSES = (
         "unknown",
         0.52,
         (
-            "gpu.idle_share",
             "gpu.utilisation_share",
             "gpu.low_utilisation_share",
             "gpu.sm_active_share",
         ),
         "look at what feeds the GPU: data loader, Python, CPU; `stragctl why` compares the stacks",
+        supports=("gpu.idle_count",),
         symptom_of=(
             "stopped-process",
             "cpu-quota",

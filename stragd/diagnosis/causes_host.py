@@ -2,58 +2,41 @@
 
 from __future__ import annotations
 
+import re
+
 from stragd.diagnosis.cause import Cause
 from stragd.diagnosis.compare import View
 from stragd.diagnosis.signals import LOADED_CPU
 from stragd.finding import Where
 
-TOOLING = frozenset(
-    {
-        "CUDA_INJECTION64_PATH",
-        "CUDA_INJECTION32_PATH",
-        "CUDA_PROFILE",
-        "COMPUTE_PROFILE",
-        "CUDA_LAUNCH_BLOCKING",
-        "NVTX_INJECTION64_PATH",
-        "NVTX_INJECTION32_PATH",
-        "QUADD_INJECTION_PROXY",
-        "NSYS_PROFILING_SESSION_ID",
-        "HSA_TOOLS_LIB",
-        "HIP_LAUNCH_BLOCKING",
-        "AMD_SERIALIZE_KERNEL",
-        "AMD_SERIALIZE_COPY",
-        "HSA_ENABLE_DEBUG",
-        "ROCP_TOOL_LIB",
-        "ROCP_TOOL_LIBRARIES",
-        "ROCPROFILER_LIBRARY_CTOR",
-        "ROCPROFILER_METRICS_PATH",
-        "ROCTRACER_DOMAIN",
-        "PYTHONPROFILEIMPORTTIME",
-        "PYTHONTRACEMALLOC",
-        "PYTHONDEVMODE",
-    }
-)
-"""Environment variables that make a program trace, serialise or check itself."""
+# The readers' words for a profiler's variable and for a debugger; the number differs by rank.
+_TOOL = re.compile(r"^([A-Z][A-Z0-9_]{2,63}) is set$|^(traced by process) \d+$")
+_FROZEN = "its cgroup is frozen"
 
 
 def _left_on(view: View) -> tuple[float, str] | None:
     found = _tools(view.notes())
     alike = view.alike()
-    for name in list(found):
+    for tool in list(found):
         # What every rank has on makes none of them slower than the others.
-        if alike and sum(name in _tools(view.notes(peer)) for peer in alike) * 2 >= len(alike):
-            found.discard(name)
+        if alike and sum(tool in _tools(view.notes(peer)) for peer in alike) * 2 >= len(alike):
+            found.discard(tool)
     if not found:
         return None
-    peers = f" and not in its {len(alike)} peers" if alike else ""
-    return (1.0 if alike else 0.7), f"set in this rank's environment{peers}: " + ", ".join(
-        sorted(found)
-    )
+    peers = f" and not of its {len(alike)} peers" if alike else ""
+    return (1.0 if alike else 0.7), f"true of this rank{peers}: {', '.join(sorted(found))}"
 
 
 def _tools(notes: set[str]) -> set[str]:
-    words = {word.strip(",;:=()") for note in notes for word in note[:400].split()}
-    return words & TOOLING
+    """What is left on, in words that are the same for every rank."""
+    found = [_TOOL.match(note) for note in notes]
+    return {f"{m[1]} is set" if m[1] else "traced by a process" for m in found if m}
+
+
+def _frozen(view: View) -> tuple[float, str] | None:
+    if _FROZEN not in view.notes():
+        return None
+    return 1.0, _FROZEN
 
 
 def _of_this_rank_alone(view: View) -> float:
@@ -78,10 +61,18 @@ def _swapping(view: View) -> float:
     return 1.0 if view.deviation("process.swap_bytes") else 0.7
 
 
+_RECLAIM = (
+    "pressure_memory_share",
+    "pressure_memory_full_share",
+    "cgroup_memory_high_delta",
+    "cgroup_memory_max_delta",
+    "cgroup_oom_delta",
+)
+
+
 def _short_of_memory(view: View) -> float:
     """Major faults alone are also how a mapped data set is read, and so is a node in need."""
-    own = ("pressure_memory_share", "cgroup_memory_high_delta", "cgroup_oom_delta")
-    return 1.0 if any(view.deviation(f"process.{name}") for name in own) else 0.6
+    return 1.0 if any(view.deviation(f"process.{name}") for name in _RECLAIM) else 0.6
 
 
 def _working(view: View) -> float:
@@ -101,6 +92,7 @@ HOST_CAUSES = (
         0.97,
         ("process.stopped_share",),
         "find out who stops it: SIGSTOP, a debugger, a frozen cgroup, a blocking profiler",
+        noticed=_frozen,
     ),
     Cause(
         "cpu-quota",
@@ -108,13 +100,14 @@ HOST_CAUSES = (
         0.95,
         ("process.throttled_share", "process.throttled_periods_share"),
         "raise the CPU limit of its container or cgroup (cpu.max), or lower its number of threads",
+        supports=("process.pressure_cpu_full_share",),
         context=("process.cpu_share",),
     ),
     Cause(
         "cpu-contention",
         "machine",
         0.9,
-        ("process.run_queue_share",),
+        ("process.run_queue_share", "process.worker_run_queue_share"),
         "find what else runs on its CPUs (pidstat, top -H); pin ranks apart, reserve cores",
         supports=(
             "process.involuntary_switches_per_s",
@@ -153,7 +146,9 @@ HOST_CAUSES = (
         0.88,
         (
             "process.pressure_memory_share",
+            "process.pressure_memory_full_share",
             "process.cgroup_memory_high_delta",
+            "process.cgroup_memory_max_delta",
             "process.cgroup_oom_delta",
             "process.major_faults_per_s",
             "node.pressure_memory_share",

@@ -12,7 +12,6 @@ from stragd.diagnosis.signals import (
     BUSY_SM_ACTIVE,
     BUSY_UTILISATION,
     FEW_PEERS,
-    IDLE,
     MAX_PEERS,
     SIGNALS,
     SPREAD,
@@ -38,7 +37,6 @@ class Deviation:
     reference: float | None
     """Median of the peers or of the past; None where an absolute limit spoke."""
     basis: Basis
-    peers: int
     before: float | None
     """The rank's own median before the finding, where it is known."""
     changed: bool
@@ -53,6 +51,13 @@ class Deviation:
     def signal(self) -> Signal:
         """Its row of the table."""
         return SIGNALS[self.key]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    value: float
+    rank: int
+    sample: Sample
 
 
 class View:
@@ -101,20 +106,20 @@ class View:
         """What is usual: the median of the peers, else of the past."""
         kind, _, quantity = key.partition(".")
         for sample in self._own(kind):
-            peers = self._readings(sample, quantity)
-            before = self._before(sample, quantity)
+            peers = [reading.value for reading in self._readings(sample, quantity)]
+            before = self._before(self.subject.rank, sample, quantity)
             return median(peers) if peers else before.median if before else None
         return None
 
     def busy(self) -> bool | None:
         """Whether the GPU works; None where nobody says. What an idle link shows is no fault."""
-        idle = self.value("gpu.idle_share")
-        if idle is not None and idle >= IDLE:
-            return False
         active, use = self.value("gpu.sm_active_share"), self.value("gpu.utilisation_share")
         if active is not None:
             return active >= BUSY_SM_ACTIVE
-        return None if use is None else use >= BUSY_UTILISATION
+        if use is not None:
+            return use >= BUSY_UTILISATION
+        idle = self.value("gpu.idle_count")
+        return None if idle is None else idle < 1
 
     def notes(self, of: RankTelemetry | None = None) -> set[str]:
         """Notes of a rank's process, by default of the subject's."""
@@ -132,12 +137,12 @@ class View:
     def _own(self, kind: str) -> Iterable[Sample]:
         return _of(self.subject, kind)
 
-    def _before(self, sample: Sample, quantity: str) -> Baseline | None:
-        return self._past.baseline(self.subject.rank, f"{place(sample)}.{quantity}", self._since)
+    def _before(self, rank: int, sample: Sample, quantity: str) -> Baseline | None:
+        return self._past.baseline(rank, f"{place(sample)}.{quantity}", self._since)
 
-    def _readings(self, sample: Sample, quantity: str) -> list[float]:
+    def _readings(self, sample: Sample, quantity: str) -> list[_Reading]:
         """The peers' readings: of the same model, of each device once, never of the own one."""
-        seen: dict[tuple[str, str], float] = {}
+        seen: dict[tuple[str, str], _Reading] = {}
         own = (self.subject.host, sample.subject)
         for peer in self.peers:
             if sample.kind in ("process", "node") and not _alike(self.subject, peer):
@@ -149,8 +154,17 @@ class View:
                 if other.kind == "process":
                     who = (peer.host, f"{peer.rank}")
                 if value is not None and other.model == sample.model and who != own:
-                    seen[who] = value
+                    seen[who] = _Reading(value, peer.rank, other)
         return list(seen.values())
+
+    def _changes(self, readings: list[_Reading], quantity: str) -> list[float]:
+        """What the peers' readings are above what they were before."""
+        changes = []
+        for reading in readings:
+            before = self._before(reading.rank, reading.sample, quantity)
+            if before is not None:
+                changes.append(reading.value - before.median)
+        return changes
 
     def _judge(self, key: str, quantity: str, sample: Sample) -> Deviation | None:
         value = read(sample, quantity)
@@ -159,44 +173,68 @@ class View:
         signal = SIGNALS[key]
         scale = _seconds(sample) if signal.per_second else 1.0
         sign = -1.0 if signal.falls else 1.0
-        peers = self._readings(sample, quantity)
-        before = self._before(sample, quantity)
-        middle = median(peers)
-        changed = before is None or _changed(signal, scale, sign, value, before)
-        if middle is not None:
+        readings = self._readings(sample, quantity)
+        before = self._before(self.subject.rank, sample, quantity)
+        reference = median([reading.value for reading in readings])
+        changed = True
+        if reference is not None:
             basis: Basis = "peers"
-            far, strength = _beyond(signal, scale, sign * (value - middle), middle, peers)
-            if far:
-                strength *= _apart(sign, value, middle, peers)
-                strength *= 1.0 if len(peers) >= FEW_PEERS else 0.9
+            strength = self._against_peers(signal, scale, sign, value, before, readings, quantity)
+            if before is not None:  # it was not slow when it was like that before
+                changed = _against_past(signal, scale, sign, value, before) > 0
                 strength *= 1.0 if changed else 0.5
         elif before is not None:
-            basis, middle = "past", before.median
-            far, strength = _beyond(
-                signal, scale, sign * (value - middle), middle, None, before.mad
-            )
+            basis, reference = "past", before.median
+            strength = _against_past(signal, scale, sign, value, before)
         elif signal.limit is not None:
             basis = "limit"
-            past_it = sign * (value - signal.limit * scale)
-            far = past_it >= 0
+            over = sign * (value - signal.limit * scale)
             reach = (signal.full - signal.limit) * scale
-            strength = 0.6 + 0.4 * _clamp(past_it / reach if reach > 0 else 1.0)
+            strength = _grade(over / reach if reach > 0 else 1.0) if over >= 0 else 0.0
         else:
             return None
         self.compared.add(key)
-        if not far or strength <= 0:
+        if strength <= 0:
             return None
         return Deviation(
             key,
             sample.subject if sample.kind == "nic" else "",
             value,
-            middle,
+            reference,
             basis,
-            len(peers),
             before.median if before else None,
             changed,
-            sign * (value - (middle or 0.0)) if signal.lost_time else None,
+            sign * (value - (reference or 0.0)) if signal.lost_time else None,
             strength * _WEIGHT[basis],
+        )
+
+    def _against_peers(
+        self,
+        signal: Signal,
+        scale: float,
+        sign: float,
+        value: float,
+        before: Baseline | None,
+        readings: list[_Reading],
+        quantity: str,
+    ) -> float:
+        peers = [reading.value for reading in readings]
+        middle = median(peers) or 0.0
+        difference = sign * (value - middle)
+        strength = _beyond(signal, scale, difference, middle, spread(peers, middle))
+        large = _beyond(signal, scale, difference, middle, 0.0) > 0
+        if strength <= 0 and large and before is not None:
+            # Peers that differ by nature hide it: compare what has changed instead.
+            changes = self._changes(readings, quantity)
+            usual = median(changes)
+            if usual is not None and len(changes) >= FEW_PEERS:
+                change = sign * (value - before.median - usual)
+                noise = max(spread(changes, usual), before.mad)
+                strength = _beyond(signal, scale, change, middle, noise)
+        if strength <= 0:
+            return 0.0
+        return (
+            strength * _apart(sign, value, middle, peers) * (1 if len(peers) >= FEW_PEERS else 0.9)
         )
 
 
@@ -223,25 +261,19 @@ def _seconds(sample: Sample) -> float:
     return max((sample.end_ns - sample.start_ns) / 1e9, 1e-3)
 
 
-def _clamp(value: float) -> float:
-    return min(1.0, max(0.0, value))
+def _grade(share: float) -> float:
+    """Strength from 0.6, just enough, to 1."""
+    return 0.6 + 0.4 * min(1.0, max(0.0, share))
 
 
-def _beyond(
-    signal: Signal,
-    scale: float,
-    difference: float,
-    middle: float,
-    values: list[float] | None,
-    mad: float = 0.0,
-) -> tuple[bool, float]:
-    """Whether ``difference`` counts, and its strength from 0.6 to 1."""
+def _beyond(signal: Signal, scale: float, difference: float, middle: float, mad: float) -> float:
+    """Strength of a difference on the bad side; 0 where it does not count."""
     unit = abs(middle) if signal.relative else scale
     least, full = signal.least * unit, signal.full * unit
-    noise = SPREAD * 1.4826 * (spread(values, middle) if values is not None else mad)
+    noise = SPREAD * 1.4826 * mad  # 1.4826 makes a standard deviation of Gaussian noise
     if least <= 0 or difference < max(least, noise):
-        return False, 0.0
-    return True, 0.6 + 0.4 * _clamp((difference - least) / (full - least) if full > least else 1.0)
+        return 0.0
+    return _grade((difference - least) / (full - least) if full > least else 1.0)
 
 
 def _apart(sign: float, value: float, middle: float, peers: list[float]) -> float:
@@ -251,6 +283,8 @@ def _apart(sign: float, value: float, middle: float, peers: list[float]) -> floa
     return max(0.0, 1.0 - with_it / len(peers) / VICTIMS)
 
 
-def _changed(signal: Signal, scale: float, sign: float, value: float, before: Baseline) -> bool:
+def _against_past(
+    signal: Signal, scale: float, sign: float, value: float, before: Baseline
+) -> float:
     difference = sign * (value - before.median)
-    return _beyond(signal, scale, difference, before.median, None, before.mad)[0]
+    return _beyond(signal, scale, difference, before.median, before.mad)

@@ -16,6 +16,7 @@ _MISSING = {  # what is missing from the most that is possible, in the quantity'
 _CUT = {  # the same as a share of it
     "power_limit_cut_share": ("power_limit_w", "power_limit_default_w"),
     "rate_cut_share": ("rate_gbps", "rate_max_gbps"),
+    "pcie_cut_share": ("pcie_gbps", "pcie_max_gbps"),
 }
 
 

@@ -40,6 +40,7 @@ class Signal:
 
 
 _LOST = "OWN: a lost share under 2 % of the window slows a rank by less than the scorer can see"
+_NOW = "A1, A2: a state at the window's end, so it only counts against peers or the past"
 _ANY = "NVS, NVRX, GCM: any"
 
 SIGNALS: dict[str, Signal] = {
@@ -53,9 +54,23 @@ SIGNALS: dict[str, Signal] = {
     ),
     "gpu.hw_thermal_share": Signal("HW thermal slowdown", 0.02, 0.3, 0.1, _LOST),
     "gpu.sw_thermal_share": Signal("SW thermal slowdown", 0.02, 0.3, 0.1, _LOST),
+    "gpu.socket_thermal_share": Signal("thermal limit of the socket", 0.02, 0.3, 0.1, _LOST),
+    "gpu.regulator_thermal_share": Signal("thermal limit of the regulators", 0.02, 0.3, 0.1, _LOST),
+    "gpu.memory_thermal_share": Signal("thermal limit of the memory", 0.02, 0.3, 0.1, _LOST),
+    "gpu.below_limit_thermal_share": Signal("clock held for heat", 0.02, 0.3, 0.1, _LOST),
+    "gpu.throttled_thermal_count": Signal("thermal limits acting", 1, 2, None, _NOW),
+    "gpu.hw_slowdown_count": Signal("hardware slowdown", 1, 1, None, _NOW),
+    "gpu.clocks_locked_count": Signal("clock limit set", 1, 1, None, _NOW),
+    "gpu.throttled_external_count": Signal("PROCHOT signals acting", 1, 2, None, _NOW),
+    "gpu.board_limit_share": Signal("board limit", 0.02, 0.3, 0.1, _LOST),
+    "gpu.reliability_share": Signal("reliability limit", 0.02, 0.3, 0.1, _LOST),
+    "gpu.throttled_current_count": Signal("current limits acting", 1, 2, None, _NOW),
     "gpu.power_brake_share": Signal("power brake", 0.02, 0.3, 0.05, _LOST),
     "gpu.sw_power_cap_share": Signal(
         "at the power limit", 0.2, 0.8, None, "OWN: every busy GPU reaches its limit now and then"
+    ),
+    "gpu.below_limit_power_share": Signal(
+        "clock held for power", 0.2, 0.8, None, "OWN: as the power limit"
     ),
     "gpu.sync_boost_share": Signal("held by sync boost", 0.05, 0.5, 0.2, _LOST),
     "gpu.power_limit_w": Signal(
@@ -83,6 +98,10 @@ SIGNALS: dict[str, Signal] = {
         "NVLink speed", 0.05, 0.5, None, "NVHV: one speed per model", True, True
     ),
     "gpu.nvlink_recovery_delta": Signal("NVLink recoveries", 1, 5, 1, "GCM, NVRX: any"),
+    "gpu.nvlink_recovery_failed_delta": Signal("NVLink recoveries failed", 1, 1, 1, "NVRX: any"),
+    "gpu.nvlink_error_delta": Signal("NVLink packet errors", 1, 100, 10, "NVRX: any"),
+    "gpu.xgmi_inactive_count": Signal("xGMI links down", 1, 2, 1, "as NVLinks"),
+    "gpu.xgmi_speed_gbps": Signal("xGMI speed", 0.05, 0.5, None, "as NVLinks", True, True),
     "gpu.nvlink_replay_delta": Signal("NVLink replays", 1, 100, 10, "GCM: any; alone OWN: ten"),
     "gpu.nvlink_crc_delta": Signal("NVLink CRC errors", 1, 100, 10, "GCM: any; alone OWN: ten"),
     "gpu.pcie_lanes_missing_count": Signal(
@@ -103,6 +122,10 @@ SIGNALS: dict[str, Signal] = {
         "PCIe link recoveries", 0.1, 10, 1, "OWN: each takes the link away", per_second=True
     ),
     "gpu.pcie_nak_delta": Signal("PCIe NAKs", 1, 100, 10, "OWN: as replays", per_second=True),
+    "gpu.pcie_uncorrected_delta": Signal("PCIe errors", 1, 5, 1, "OWN: any"),
+    "gpu.pcie_correctable_delta": Signal(
+        "PCIe errors corrected", 1, 100, 10, "OWN: as replays", per_second=True
+    ),
     # GPU: driver and fabric
     "gpu.xid_delta": Signal("Xid events", 1, 2, 1, "AZURE: any in 2 h"),
     "gpu.recovery_action_count": Signal("recovery action asked for", 1, 1, 1, "NVRX: not none"),
@@ -111,14 +134,12 @@ SIGNALS: dict[str, Signal] = {
         "driver's answer", 1000, 10_000, 5000, "A5: calls on a sick GPU block for seconds"
     ),
     # GPU: use
-    "gpu.idle_share": Signal(
-        "idle", 0.15, 0.6, None, "OWN: idle is legitimate, more than peers is not"
-    ),
+    "gpu.idle_count": Signal("idle", 1, 1, None, "OWN: one look; supports only"),
     "gpu.utilisation_share": Signal(
         "utilisation", 0.15, 0.6, None, "OWN: waiting in a collective reads as use", falls=True
     ),
-    "gpu.low_utilisation_share": Signal("low utilisation", 0.15, 0.6, None, "OWN: as idle"),
-    "gpu.sm_active_share": Signal("SMs active", 0.15, 0.5, None, "OWN: as idle", falls=True),
+    "gpu.low_utilisation_share": Signal("low utilisation", 0.15, 0.6, None, "OWN: as utilisation"),
+    "gpu.sm_active_share": Signal("SMs active", 0.15, 0.5, None, "OWN: as utilisation", falls=True),
     # process
     "process.run_queue_share": Signal(
         "runnable but not running",
@@ -127,6 +148,9 @@ SIGNALS: dict[str, Signal] = {
         0.2,
         "OWN: twice what a fair scheduler costs",
         lost_time=True,
+    ),
+    "process.worker_run_queue_share": Signal(
+        "data-loader workers runnable but not running", 0.1, 0.6, 0.4, "OWN: workers prefetch"
     ),
     "process.involuntary_switches_per_s": Signal(
         "involuntary context switches", 50, 1000, None, "OWN: supports only"
@@ -144,6 +168,15 @@ SIGNALS: dict[str, Signal] = {
     "process.pressure_memory_share": Signal("memory pressure", 0.02, 0.3, 0.1, _LOST),
     "process.cgroup_memory_high_delta": Signal(
         "times over memory.high", 10, 1000, 100, "OWN: each is a forced reclaim"
+    ),
+    "process.cgroup_memory_max_delta": Signal(
+        "times at the memory limit", 10, 1000, 100, "OWN: each is a forced reclaim"
+    ),
+    "process.pressure_memory_full_share": Signal(
+        "memory pressure on all tasks", 0.02, 0.3, 0.1, _LOST
+    ),
+    "process.pressure_cpu_full_share": Signal(
+        "all tasks without a CPU", 0.05, 0.4, None, "OWN: supports only"
     ),
     "process.cgroup_oom_delta": Signal("out-of-memory events", 1, 1, 1, "any"),
     "process.swap_bytes": Signal(
@@ -208,6 +241,7 @@ SIGNALS: dict[str, Signal] = {
     "nic.recovery_delta": Signal(
         "link error recoveries", 5 / 60, 1, 5 / 60, "NVS: 5 per minute", per_second=True
     ),
+    "nic.integrity_error_delta": Signal("link integrity errors", 1, 2, 1, _ANY),
     "nic.corruption_ppm": Signal(
         "damaged packets per million", 1, 100, 10, "OWN: a sound link has none"
     ),
@@ -220,13 +254,6 @@ SIGNALS: dict[str, Signal] = {
     ),
     "nic.timeout_ppm": Signal(
         "timeouts per million packets", 2, 100, 20, "NVS: 1 per second degrades"
-    ),
-    "nic.retransmits_ppm": Signal(
-        "TCP retransmits per million segments",
-        500,
-        20_000,
-        5000,
-        "OWN: sound networks stay under 100",
     ),
     "process.retransmits_ppm": Signal(
         "TCP retransmits per million segments",
@@ -242,7 +269,15 @@ SIGNALS: dict[str, Signal] = {
     "nic.cnp_sent_ppm": Signal(
         "marked packets received, per million", 1000, 50_000, None, "OWN: normal under load"
     ),
-    "nic.xmit_wait_share": Signal("waiting for credits", 0.05, 0.5, None, "OWN: victims wait too"),
+    "nic.xmit_wait_per_s": Signal(
+        "ticks without credits per second", 1, 10, None, "OWN: twice its peers", relative=True
+    ),
+    "nic.cnp_ignored_ppm": Signal(
+        "congestion notices ignored, per million packets", 10, 1000, None, "B2: should not rise"
+    ),
+    "nic.ecn_marked_ppm": Signal(
+        "packets marked by a switch, per million", 1000, 50_000, None, "OWN: normal under load"
+    ),
     "nic.pause_received_per_s": Signal(
         "pause frames received per second", 100, 10_000, None, "OWN: normal under load"
     ),
@@ -252,6 +287,10 @@ SIGNALS: dict[str, Signal] = {
     "nic.host_side_delta": Signal("host-side errors", 1, 100, 10, "B2: completion and PCIe errors"),
     "nic.not_ready_ppm": Signal(
         "receiver not ready, per million packets", 1, 100, 10, "NVS: any rnr_nak_retry_err is fatal"
+    ),
+    "nic.buffer_overrun_delta": Signal("buffer overruns", 1, 2, 1, _ANY),
+    "nic.pcie_cut_share": Signal(
+        "PCIe rate of the NIC below its best", 0.05, 0.5, 0.3, "A3: as the GPU's PCIe"
     ),
     "nic.drops_per_s": Signal(
         "packets dropped per second", 10, 1000, 100, "NVS: 100 discards per second"
@@ -277,8 +316,7 @@ NAMED = 0.4
 """Confidence from which a cause is named; below it is "unknown", and the guess a runner-up. OWN."""
 BUSY_UTILISATION = 0.3
 BUSY_SM_ACTIVE = 0.1
-IDLE = 0.7
-"""A GPU is busy above the first two and idle above the third. OWN: between a data-bound trainer
-(half busy) and a GPU between two jobs (under a tenth)."""
+"""A GPU is busy from either on. OWN: between a data-bound trainer (half busy) and a GPU between
+two jobs (under a tenth)."""
 LOADED_CPU = 0.5
 """CPUs in use from which a CPU clock means something. OWN: an idle core clocks down by design."""
