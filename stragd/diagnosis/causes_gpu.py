@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 from stragd.diagnosis.cause import Cause
-from stragd.diagnosis.compare import View
+from stragd.diagnosis.compare import View, apart
 from stragd.diagnosis.signals import CLOCK_CRITICAL_MHZ
+from stragd.telemetry.sample import Sample
 
 _XID = re.compile(r"\bxid\D{0,3}(\d{1,4})\b", re.IGNORECASE)
 # NVIDIA's Xid catalogue: double-bit errors, row remapping and contained memory errors; NVLink.
@@ -14,6 +15,8 @@ _MEMORY_XIDS = frozenset({48, 63, 64, 92, 94, 95})
 _LINK_XIDS = frozenset({74})
 # Faults of the program, which ends of them: a rank that goes on was not hit.
 _PROGRAM_XIDS = frozenset({13, 31, 43, 45, 68})
+
+_SPOKEN_FOR = _MEMORY_XIDS | _LINK_XIDS | _PROGRAM_XIDS
 
 _REASONS = (
     "hw_thermal_share",
@@ -71,24 +74,21 @@ def _under_load(view: View) -> float:
 
 
 def _xids(view: View, wanted: frozenset[int] | None) -> tuple[float, str] | None:
-    gpu = view.subject.gpu
-    if gpu is None:
+    if view.subject.gpu is None:
         return None
-    found = {int(number) for note in gpu.notes for number in _XID.findall(note[:200])}
-    if wanted is None:
-        found -= _MEMORY_XIDS | _LINK_XIDS | _PROGRAM_XIDS
-    else:
-        found &= wanted
+    found = _numbers(view.subject.gpu)
+    found = found - _SPOKEN_FOR if wanted is None else found & wanted
+    theirs = [_numbers(peer.gpu) for peer in view.alike() if peer.gpu is not None]
     # An Xid that most GPUs of the job report has a reason outside of this one.
-    alike = [peer.gpu for peer in view.alike() if peer.gpu is not None]
-    for number in list(found):
-        theirs = sum(str(number) in _XID.findall(" ".join(gpu.notes)[:2000]) for gpu in alike)
-        if alike and theirs * 2 >= len(alike):
-            found.discard(number)
-    if not found:
+    alone = {n: apart(sum(n in numbers for numbers in theirs), len(theirs)) for n in found}
+    names = [f"Xid {number}" for number in sorted(found) if alone[number] > 0]
+    if not names:
         return None
-    names = ", ".join(f"Xid {number}" for number in sorted(found)[:4])
-    return 0.9, f"the driver reports {names}"
+    return 0.9 * max(alone.values()), f"the driver reports {', '.join(names[:4])}"
+
+
+def _numbers(gpu: Sample) -> set[int]:
+    return {int(number) for note in gpu.notes for number in _XID.findall(note[:200])}
 
 
 def _silent(view: View) -> tuple[float, str] | None:
@@ -96,11 +96,12 @@ def _silent(view: View) -> tuple[float, str] | None:
     if gpu is None or not gpu.silent:
         return None
     alike = [peer.gpu for peer in view.alike() if peer.gpu is not None]
-    answering = sum(not peer.silent for peer in alike)
-    if alike and answering * 2 < len(alike):
-        return None  # the driver, or our reader, is silent everywhere
-    peers = f", {answering} of {len(alike)} peers answer" if alike else ""
-    return (1.0 if alike else 0.7), f"its GPU does not answer: {gpu.silent[:200]}{peers}"
+    silent = sum(bool(peer.silent) for peer in alike)
+    alone = apart(silent, len(alike))  # the driver, or our reader, may be silent everywhere
+    if not alone:
+        return None
+    peers = f", {len(alike) - silent} of {len(alike)} peers answer" if alike else ""
+    return alone * (1.0 if alike else 0.7), f"its GPU does not answer: {gpu.silent[:200]}{peers}"
 
 
 GPU_CAUSES = (

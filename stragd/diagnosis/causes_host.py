@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from stragd.diagnosis.cause import Cause
-from stragd.diagnosis.compare import View
+from stragd.diagnosis.compare import View, apart
 from stragd.diagnosis.signals import LOADED_CPU
 from stragd.finding import Where
 
@@ -16,15 +16,15 @@ _FROZEN = "its cgroup is frozen"
 
 def _left_on(view: View) -> tuple[float, str] | None:
     found = _tools(view.notes())
-    alike = view.alike()
-    for tool in list(found):
-        # What every rank has on makes none of them slower than the others.
-        if alike and sum(tool in _tools(view.notes(peer)) for peer in alike) * 2 >= len(alike):
-            found.discard(tool)
-    if not found:
+    theirs = [_tools(view.notes(peer)) for peer in view.alike()]
+    # What every rank has on makes none of them slower than the others.
+    alone = {tool: apart(sum(tool in tools for tools in theirs), len(theirs)) for tool in found}
+    names = [tool for tool in sorted(found) if alone[tool] > 0]
+    if not names:
         return None
-    peers = f" and not of its {len(alike)} peers" if alike else ""
-    return (1.0 if alike else 0.7), f"true of this rank{peers}: {', '.join(sorted(found))}"
+    peers = f" and not of most of its {len(theirs)} peers" if theirs else ""
+    strength = max(alone.values()) * (1.0 if theirs else 0.7)
+    return strength, f"true of this rank{peers}: {', '.join(names[:4])}"
 
 
 def _tools(notes: set[str]) -> set[str]:

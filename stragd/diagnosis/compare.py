@@ -174,9 +174,12 @@ class View:
         scale = _seconds(sample) if signal.per_second else 1.0
         sign = -1.0 if signal.falls else 1.0
         readings = self._readings(sample, quantity)
-        before = self._before(self.subject.rank, sample, quantity)
         reference = median([reading.value for reading in readings])
-        changed = True
+        changed, before = True, None
+        # The past is asked where it can matter: most readings are like the peers'.
+        difference = sign * (value - (reference or 0.0))
+        if reference is None or _beyond(signal, scale, difference, reference, 0.0) > 0:
+            before = self._before(self.subject.rank, sample, quantity)
         if reference is not None:
             basis: Basis = "peers"
             strength = self._against_peers(signal, scale, sign, value, before, readings, quantity)
@@ -222,8 +225,7 @@ class View:
         middle = median(peers) or 0.0
         difference = sign * (value - middle)
         strength = _beyond(signal, scale, difference, middle, spread(peers, middle))
-        large = _beyond(signal, scale, difference, middle, 0.0) > 0
-        if strength <= 0 and large and before is not None:
+        if strength <= 0 and before is not None:
             # Peers that differ by nature hide it: compare what has changed instead.
             changes = self._changes(readings, quantity)
             usual = median(changes)
@@ -233,9 +235,8 @@ class View:
                 strength = _beyond(signal, scale, change, middle, noise)
         if strength <= 0:
             return 0.0
-        return (
-            strength * _apart(sign, value, middle, peers) * (1 if len(peers) >= FEW_PEERS else 0.9)
-        )
+        strength *= _apart(sign, value, middle, peers)
+        return strength if len(peers) >= FEW_PEERS else 0.9 * strength
 
 
 def evenly(ranks: list[RankTelemetry], most: int) -> list[RankTelemetry]:
@@ -276,11 +277,14 @@ def _beyond(signal: Signal, scale: float, difference: float, middle: float, mad:
     return _grade((difference - least) / (full - least) if full > least else 1.0)
 
 
+def apart(with_it: int, peers: int) -> float:
+    """How far a rank stands alone with it: 1 for the only one, 0 beside half of its peers."""
+    return max(0.0, 1.0 - with_it / peers / VICTIMS) if peers else 1.0
+
+
 def _apart(sign: float, value: float, middle: float, peers: list[float]) -> float:
-    """How far the rank stands alone: 1 for the only one, 0 where half of the peers show it too."""
     halfway = sign * (middle + (value - middle) / 2)
-    with_it = sum(sign * peer >= halfway for peer in peers)
-    return max(0.0, 1.0 - with_it / len(peers) / VICTIMS)
+    return apart(sum(sign * peer >= halfway for peer in peers), len(peers))
 
 
 def _against_past(

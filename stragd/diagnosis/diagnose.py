@@ -36,9 +36,9 @@ KIND_CAUSES: dict[str, tuple[str, Where, str]] = {
 
 _SECOND_NS = 1_000_000_000
 MAX_RUNNERS_UP = 4
-MAX_SURVEYED = 128
+MAX_SURVEYED = 64
 """Ranks looked at for a finding about a whole job; of more, evenly spread ones."""
-MAX_COMPARED = 32
+MAX_COMPARED = 16
 """Ranks that each of them is held against."""
 
 

@@ -48,6 +48,7 @@ class _Row:
 @dataclass(slots=True)
 class _Rank:
     hardware: tuple[str, str, str]
+    newest_ns: int = 0
     columns: dict[str, int] = field(default_factory=dict)
     levels: list[deque[_Row]] = field(default_factory=lambda: [deque() for _ in range(LEVELS)])
     recent: deque[tuple[int, RankTelemetry]] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -86,6 +87,8 @@ class Past:
             if known is None and len(self._ranks) >= MAX_RANKS:
                 return
             known = self._ranks[telemetry.rank] = _Rank(hardware)
+        # A clock that is set back must not make later windows earlier ones.
+        known.newest_ns = time_ns = max(time_ns, known.newest_ns)
         values = _values(telemetry)
         for key in values:
             if key not in known.columns and len(known.columns) < MAX_COLUMNS:
@@ -105,8 +108,7 @@ class Past:
     def baseline(self, rank: int, key: str, before_ns: int) -> Baseline | None:
         """Median and spread of ``key`` ("gpu.sm_clock_mhz", "nic[mlx5_0/1].rate_gbps") before.
 
-        The first later window ends it: a clock that was set back makes no later window an earlier
-        one. None where there are too few.
+        None where there are too few.
         """
         known = self._ranks.get(rank)
         column = known.columns.get(key) if known else None

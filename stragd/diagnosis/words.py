@@ -16,7 +16,7 @@ _UNITS = {
     "_bytes_per_s": " MiB/s",
 }
 _CPUS = ("cpu_share", "worker_cpu_share")
-_CONTEXT = {
+CONTEXT = {
     "gpu.temperature_c": "temperature",
     "gpu.temperature_margin_c": "margin to slowdown",
     "gpu.memory_temperature_c": "memory temperature",
@@ -83,7 +83,7 @@ def lines(verdict: Verdict, view: View) -> list[str]:
     for key in verdict.cause.context:
         value, usual = view.value(key), view.usual(key)
         if value is not None:
-            text = f"{_CONTEXT[key]} {amount(key, value)}"
+            text = f"{CONTEXT[key]} {amount(key, value)}"
             context.append(text + ("" if usual is None else f", usual {amount(key, usual, False)}"))
     made = [clean(verdict.line)] if verdict.line else []
     made += ["; ".join(parts)] if parts else []
