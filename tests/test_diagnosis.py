@@ -154,8 +154,35 @@ def test_what_was_so_before_speaks_less() -> None:
     assert any("like that before" in line for line in old.evidence)
 
 
+def test_a_lower_limit_that_is_not_reached_is_no_cause() -> None:
+    job = JobOfSamples(15)
+    ranks = job.window()
+    ranks[job.slow].clocked(1410.0)
+    ranks[job.slow].gpu.update(power_limit_w=600.0, power_w=400.0, sw_power_cap_share=0.0)
+    made = look(job, ranks, job.past())
+    assert made.name == "low-clock"
+    assert "power-cap" not in dict(made.others)
+
+
+def test_peers_that_differ_by_nature_hide_no_change() -> None:
+    """Queues of every length, each rank's own for hours: the one that grew is told apart."""
+    job = JobOfSamples(16)
+
+    def natural(ranks: list[Rank]) -> None:
+        for rank in ranks:
+            rank.process["run_queue_share"] += 0.035 * (rank.number % 8)
+
+    ranks = job.window()
+    natural(ranks)
+    past = job.past(change=natural)
+    assert look(job, ranks, past).name == "unknown"
+    ranks[job.slow].process["run_queue_share"] += 0.2
+    assert look(job, ranks, past).name == "cpu-contention"
+    assert look(job, ranks, Past()).name == "unknown"
+
+
 def test_slow_ranks_of_one_node_with_one_cause() -> None:
-    job = JobOfSamples(5)
+    job = JobOfSamples(5, hosts=2)  # half of the job: without `slow` they would be its peers
     ranks = job.window()
     mates = [rank for rank in ranks if rank.host == "node1"]
     for rank in mates:
@@ -260,6 +287,10 @@ def test_a_job_wide_finding_asks_what_most_ranks_have_changed_by() -> None:
     assert made.name == "thermal-throttle"
     assert "16 of 16 ranks" in made.evidence[0]
     assert "before 1,9" in made.evidence[0]
+    starving, idle, past_idle = everybody(
+        "job-wide", "gpu", utilisation_share=0.1, sm_active_share=0.02, low_utilisation_share=0.9
+    )
+    assert diagnose(starving, None, idle, past_idle).name == "unknown"  # victims look the same
     healthy = diagnose(finding, None, pictures(JobOfSamples(11).window()), past)
     assert healthy.name == "unknown"
     assert "16 ranks looked at" in healthy.evidence[0]

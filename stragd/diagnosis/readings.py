@@ -22,7 +22,7 @@ _CUT = {  # the same as a share of it
 
 def number(value: object) -> float | None:
     """A reading that can be calculated with; what is no number, or absurd, was not read."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not isinstance(value, int | float):
         return None
     try:
         made = float(value)
