@@ -12,16 +12,8 @@ import pytest
 from stragd.diagnosis import CAUSES, Diagnosis, Past, apply, diagnose
 from stragd.finding import Finding, schema
 from stragd.telemetry.sample import RankTelemetry, Sample
-from tests.conditions import (
-    CONDITIONS,
-    HARMLESS,
-    SINCE_NS,
-    WINDOW_NS,
-    Condition,
-    JobOfSamples,
-    Rank,
-    case,
-)
+from tests.conditions import CONDITIONS, HARMLESS, Condition, case
+from tests.jobs_of_samples import SINCE_NS, WINDOW_NS, JobOfSamples, Rank
 from tests.pictures import finding as picture
 
 BY_NAME = {condition.name: condition for condition in CONDITIONS}
@@ -381,6 +373,17 @@ def test_a_node_shared_by_healthy_ranks_tells_one_rank_less() -> None:
     shared = diagnose(finding, subject, others, past)
     apart = [p for p in others if p.host != subject.host]
     assert diagnose(finding, subject, apart, past).confidence > shared.confidence
+
+
+def test_a_slow_disk_is_the_machines_and_heavy_reading_the_jobs() -> None:
+    job = JobOfSamples(17)
+    ranks = job.window()
+    BY_NAME["slow disk under the data loader"].inject(ranks[job.slow], ranks)
+    ranks[job.slow].node["pressure_io_share"] = 0.7
+    assert look(job, ranks, job.past()).where == "machine"
+    ranks[job.slow].process["read_bytes_per_s"] = 6e8
+    made = look(job, ranks, job.past())
+    assert (made.name, made.where) == ("data-loader-disk", "job")
 
 
 def test_ranks_that_share_a_nic_are_not_its_peers() -> None:

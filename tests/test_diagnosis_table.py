@@ -12,7 +12,7 @@ from stragd.diagnosis.readings import read
 from stragd.diagnosis.signals import SIGNALS
 from stragd.diagnosis.words import CONTEXT
 from stragd.telemetry.sample import Sample
-from tests import conditions
+from tests import jobs_of_samples
 from tests.harness import ROOT
 
 NAMES = [cause.name for cause in CAUSES]
@@ -88,10 +88,10 @@ def test_the_readers_know_every_name() -> None:
         kind, _, name = key.partition(".")
         assert name in known[kind], key
     made = {
-        "gpu": conditions.GPU,
-        "process": conditions.PROCESS,
-        "node": conditions.NODE,
-        "nic": conditions.NIC,
+        "gpu": jobs_of_samples.GPU,
+        "process": jobs_of_samples.PROCESS,
+        "node": jobs_of_samples.NODE,
+        "nic": jobs_of_samples.NIC,
     }
     for kind, values in made.items():
         assert set(values) <= set(known[kind]), kind

@@ -6,7 +6,7 @@ import re
 
 from stragd.diagnosis.cause import Cause
 from stragd.diagnosis.compare import View, apart
-from stragd.diagnosis.signals import LOADED_CPU
+from stragd.diagnosis.signals import LOADED_CPU, WAITING_FOR_DISKS
 from stragd.finding import Where
 
 # The readers' words for a profiler's variable and for a debugger; the number differs by rank.
@@ -80,8 +80,19 @@ def _working(view: View) -> float:
     return 1.0 if share is not None and share >= LOADED_CPU else 0.0
 
 
+def _waits_for_disks(view: View) -> float:
+    """Who reads most is the one that waits, where the kernel does not count waits by task."""
+    waits = ("disk_wait_share", "worker_disk_wait_share", "pressure_io_share")
+    if any(view.deviation(f"process.{name}") for name in waits):
+        return 1.0
+    pressure = [view.value(f"{kind}.pressure_io_share") or 0.0 for kind in ("process", "node")]
+    return 0.7 if max(pressure) >= WAITING_FOR_DISKS else 0.0
+
+
 def _slow_disk(view: View) -> Where | None:
-    """A node that waits for its disks more than other nodes do has the slow disk."""
+    """A node that waits for its disks more than others, though this rank reads no more."""
+    if view.deviation("process.read_bytes_per_s"):
+        return None
     return "machine" if view.deviation("node.pressure_io_share") else None
 
 
@@ -174,10 +185,11 @@ HOST_CAUSES = (
             "process.disk_wait_share",
             "process.worker_disk_wait_share",
             "process.pressure_io_share",
+            "process.read_bytes_per_s",
         ),
         "fix the data loader: more workers, prefetch, a local copy; check that rank's storage",
         supports=("node.pressure_io_share", "process.major_faults_per_s"),
-        context=("process.read_bytes_per_s",),
+        gate=_waits_for_disks,
         elsewhere=_slow_disk,
         symptom_of=("swap", "memory-pressure"),
     ),

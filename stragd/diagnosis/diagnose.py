@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from stragd.diagnosis import words
 from stragd.diagnosis.cause import Cause, Verdict, judge
@@ -160,14 +160,7 @@ def _rank(verdicts: list[Verdict]) -> list[Verdict]:
 
 
 def _scaled(verdict: Verdict, factor: float) -> Verdict:
-    return Verdict(
-        verdict.cause,
-        verdict.score * factor,
-        verdict.deviations,
-        verdict.line,
-        verdict.explained,
-        verdict.where,
-    )
+    return replace(verdict, score=verdict.score * factor)
 
 
 def _named(verdicts: list[Verdict]) -> bool:
@@ -321,15 +314,11 @@ def _shared(
     for cases in seen.values():
         if len(cases) * 2 < len(ranks) or len(ranks) < 2:
             continue
-        verdict, view = max(cases, key=lambda case: case[0].score)
-        typical = _middle([case[0] for case in cases], lambda v: v.score)
+        cases.sort(key=lambda case: case[0].score)
+        verdict, view = cases[len(cases) // 2]
         line = f"{len(cases)} of {len(ranks)} ranks, rank {view.subject.rank} among them: "
-        made.append((typical, line + "; ".join(words.lines(verdict, view))))
+        made.append((verdict, line + "; ".join(words.lines(verdict, view))))
     return sorted(made, key=lambda case: -case[0].score)
-
-
-def _middle(verdicts: list[Verdict], key: Callable[[Verdict], float]) -> Verdict:
-    return sorted(verdicts, key=key)[len(verdicts) // 2]
 
 
 def _since_ns(finding: Finding) -> int:

@@ -21,7 +21,8 @@ RECENT = 8
 """Windows kept whole, for faults that come and go."""
 MAX_COLUMNS = 1024
 """Values remembered of a rank; more than eight NICs have."""
-MAX_RANKS = 4096
+MAX_RANKS = 128
+"""Ranks remembered, the first that come; those beyond are compared with peers only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Past:
         for key in values:
             if key not in known.columns and len(known.columns) < MAX_COLUMNS:
                 known.columns[key] = len(known.columns)
-        row = array("d", [math.nan]) * len(known.columns)
+        row = array("f", [math.nan]) * len(known.columns)
         for key, value in values.items():
             column = known.columns.get(key)
             if column is not None:

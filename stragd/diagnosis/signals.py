@@ -197,6 +197,9 @@ SIGNALS: dict[str, Signal] = {
         "OWN: samples differ by a quarter",
         relative=True,
     ),
+    "process.read_bytes_per_s": Signal(
+        "reading from disks", 1, 10, None, "OWN: twice its peers", relative=True
+    ),
     "process.stopped_share": Signal("stopped", 0.02, 0.3, 0.02, _LOST, lost_time=True),
     "process.numa_remote_share": Signal(
         "on the other NUMA node than its GPU", 0.3, 0.9, 0.5, "OWN: half of the time"
@@ -318,5 +321,7 @@ BUSY_UTILISATION = 0.3
 BUSY_SM_ACTIVE = 0.1
 """A GPU is busy from either on. OWN: between a data-bound trainer (half busy) and a GPU between
 two jobs (under a tenth)."""
+WAITING_FOR_DISKS = 0.1
+"""I/O pressure from which it matters who reads most. OWN: as the pressure that counts."""
 LOADED_CPU = 0.5
 """CPUs in use from which a CPU clock means something. OWN: an idle core clocks down by design."""

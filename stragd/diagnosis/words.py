@@ -25,7 +25,6 @@ CONTEXT = {
     "gpu.pcie_width_count": "PCIe lanes",
     "gpu.pcie_generation_count": "PCIe generation",
     "process.cpu_share": "CPUs used",
-    "process.read_bytes_per_s": "reading",
 }
 """Quantities that are shown and not judged."""
 
