@@ -13,6 +13,7 @@ import sys
 
 from bench import (
     callback,
+    causes,
     cost,
     drain,
     patterns,
@@ -27,6 +28,7 @@ from bench import (
 
 BENCHES = {
     "callback": callback.main,
+    "causes": causes.main,
     "cost": cost.main,
     "drain": drain.main,
     "patterns": patterns.main,
@@ -38,7 +40,7 @@ BENCHES = {
     "soak": soak.main,
     "telemetry_host": telemetry_host.main,
 }
-FOR_ANYBODY = {"power", "rivals", "score"}
+FOR_ANYBODY = {"causes", "power", "rivals", "score", "telemetry_host"}
 """Benches that attach no probes."""
 
 

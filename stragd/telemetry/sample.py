@@ -24,7 +24,7 @@ class Sample:
     """PCI address of a GPU ("0000:1b:00.0", and "/mig-UUID" where it is divided), device and port
     of a NIC ("mlx5_0/1", "eth0"), pid of a process, "" of the node."""
     model: str
-    """Only samples of one model are compared: "NVIDIA H200", "MT4129 400 Gb/s", "" for a process."""
+    """Only samples of one model are compared: "NVIDIA H200", "MT4129 InfiniBand"."""
     start_ns: int
     """CLOCK_MONOTONIC at the begin of the window."""
     end_ns: int
