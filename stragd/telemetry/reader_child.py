@@ -1,0 +1,124 @@
+"""The process that asks a GPU driver: ``python -m stragd.telemetry.reader_child NAME SOCKET …``.
+
+It answers one request after the other and ends when the daemon's end of the socket closes, be it
+in the middle of a driver call.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import threading
+from functools import partial
+
+from stragd.telemetry import privileges
+from stragd.telemetry.amd import AmdReader
+from stragd.telemetry.crew import Crew, Late
+from stragd.telemetry.messages import (
+    MAX_PACKET,
+    DoneMessage,
+    ProcessesMessage,
+    Request,
+    SampleMessage,
+    decode_request,
+    encode,
+)
+from stragd.telemetry.nvml import NvmlReader
+from stragd.telemetry.reading import Reader, Reading, Unavailable
+
+
+def main() -> int:
+    """NAME is nvml or amd; then the socket's number, /proc, /sys, seconds, whether to use GPM."""
+    name, number, proc, sys_folder, seconds, with_gpm = sys.argv[1:7]
+    channel = socket.socket(fileno=int(number))
+    threading.Thread(target=_end_with_daemon, args=(channel,), daemon=True).start()
+    reader: Reader = NvmlReader(proc, with_gpm == "1") if name == "nvml" else AmdReader(sys_folder)
+    Service(channel, reader, float(seconds)).run()
+    return 0
+
+
+def _end_with_daemon(channel: socket.socket) -> None:
+    """The one way out that needs no driver call to come back."""
+    privileges.drop(keep=0)
+    poll = select.poll()
+    poll.register(channel, select.POLLRDHUP)
+    poll.poll()
+    os._exit(0)
+
+
+class Service:
+    """Requests in, answers out."""
+
+    def __init__(self, channel: socket.socket, reader: Reader, seconds: float) -> None:
+        self._channel, self._reader = channel, reader
+        self._crew = Crew(seconds)
+        self._opened = False
+
+    def run(self) -> None:
+        """Until the daemon closes the socket, or there is nothing to read."""
+        while True:
+            request = decode_request(self._channel.recv(MAX_PACKET))
+            if request is None:
+                return
+            try:
+                self._open()
+            except Unavailable as reason:
+                self._send(DoneMessage(request.window, str(reason), 0.0, False))
+                return  # the daemon tries anew later, with a process that has loaded nothing
+            except Late as late:
+                self._send(DoneMessage(request.window, self._says(late), late.seconds, True))
+                continue
+            self._answer(request)
+
+    def _open(self) -> None:
+        if not self._opened:
+            self._crew.ask("open", self._reader.open)
+            self._crew.close()  # its next thread is started by this one, and inherits the loss
+            privileges.drop()
+            self._opened = True
+
+    def _answer(self, request: Request) -> None:
+        try:
+            xids = self._crew.ask("events", self._reader.events)
+        except Late:
+            xids = None
+        answered = False
+        for place, device in enumerate(self._reader.devices):
+            silent = ""
+            try:
+                readings = self._crew.ask(f"gpu {place}", partial(device.read, xids))
+                answered = True
+            except Late as late:
+                silent = self._says(late)
+            except Exception as error:  # one GPU's nonsense is not the others' silence
+                silent = f"{self._reader.name}: {type(error).__name__}: {error}"
+            if silent:
+                readings = [Reading(s, model, silent=silent) for s, model in device.subjects]
+            for reading in readings:
+                self._send(SampleMessage(request.window, reading))
+        if request.processes:
+            self._answer_processes(request.window)
+        late_seconds = self._crew.longest()
+        all_late = late_seconds > 0 and not answered
+        self._send(DoneMessage(request.window, "", late_seconds, all_late))
+
+    def _answer_processes(self, window: int) -> None:
+        for place, device in enumerate(self._reader.devices):
+            try:
+                found = self._crew.ask(f"gpu {place}", device.processes)
+            except Exception:  # late or broken: the daemon keeps what it knew
+                continue
+            listed = {subject: found.get(subject, []) for subject, _ in device.subjects}
+            self._send(ProcessesMessage(window, listed))
+
+    def _says(self, late: Late) -> str:
+        return f"{self._reader.name} {late}"
+
+    def _send(self, message: SampleMessage | ProcessesMessage | DoneMessage) -> None:
+        self._channel.send(encode(message))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
