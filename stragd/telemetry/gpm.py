@@ -41,6 +41,9 @@ class Gpm:
         self._primed = False
         self._request = nvml.c_nvmlGpmMetricsGet_t()
         self._request.version = nvml.NVML_GPM_METRICS_GET_VERSION
+        self._request.numMetrics = len(METRICS)
+        for place, (number, _, _) in enumerate(METRICS):
+            self._request.metrics[place].metricId = number
 
     def read(self) -> dict[str, float]:
         """Means since the last call, empty at the first; NVMLError where the driver refuses."""
@@ -55,10 +58,7 @@ class Gpm:
 
     def _between(self) -> dict[str, float]:
         request = self._request
-        request.numMetrics = len(METRICS)
         request.sample1, request.sample2 = self._next, self._last
-        for place, (number, _, _) in enumerate(METRICS):
-            request.metrics[place].metricId = number
         self._nvml.nvmlGpmMetricsGet(request)
         values: dict[str, float] = {}
         for place, (_, quantity, factor) in enumerate(METRICS):

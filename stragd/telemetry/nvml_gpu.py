@@ -14,7 +14,8 @@ from stragd.discovery.process import printable
 from stragd.telemetry import gpm
 from stragd.telemetry import nvml_fields as fields
 from stragd.telemetry.counters import Counters
-from stragd.telemetry.nvml_calls import Calls, FieldValue, GpuLost, text
+from stragd.telemetry.field_batch import FieldBatch, Key
+from stragd.telemetry.nvml_calls import Calls, GpuLost, text
 from stragd.telemetry.nvml_fields import Field
 from stragd.telemetry.reading import Reading
 
@@ -26,6 +27,7 @@ SLOWDOWN, MEMORY_MAX = 1, 2  # nvmlTemperatureThresholds_t
 MIG_ENABLED = 1
 FABRIC_COMPLETED = 3
 NS = 1e9
+SW_THERMAL, THERMAL_POLICY = (fields.SW_THERMAL, 0), (fields.THERMAL_POLICY, 0)
 NO_TRAFFIC = (0, 3)  # states of an NVLink
 
 # Quantity, function, arguments.
@@ -79,7 +81,8 @@ class NvmlGpu:
         self._fixed: dict[str, float] = {}
         self._slowdown_margin: float | None = None
         self._read_fixed()
-        self._batch = self._first_batch()
+        self._meaning = self._all_fields()
+        self._batch = FieldBatch(self._calls, self._meaning)
 
     @property
     def subjects(self) -> list[tuple[str, str]]:
@@ -154,8 +157,8 @@ class NvmlGpu:
             if value := self._calls.get(function, *arguments):
                 self._fixed[quantity] = value
         wanted = [fields.LINK_COUNT, fields.POWER_LIMIT_DEFAULT, fields.SLOWDOWN_MARGIN]
-        found, _ = self._calls.fields([(number, 0) for number in wanted])
-        values = {given.number: given.value for given in found}
+        found = FieldBatch(self._calls, [(number, 0) for number in wanted]).read()
+        values = {number: value for (number, _), value in found}
         if (links := values.get(fields.LINK_COUNT)) is not None:
             self._fixed["nvlink_count"] = links
         if (limit := values.get(fields.POWER_LIMIT_DEFAULT)) is not None:
@@ -167,51 +170,45 @@ class NvmlGpu:
         self._memory_limit = self._calls.get(limit_of, MEMORY_MAX)
         self._persistent = self._calls.get("nvmlDeviceGetPersistenceMode")
 
-    def _first_batch(self) -> dict[tuple[int, int], Field | None]:
-        """Every field, by number and scope; a GPU's refusals make it smaller."""
-        batch: dict[tuple[int, int], Field | None] = {(f.number, 0): f for f in fields.DEVICE}
+    def _all_fields(self) -> dict[Key, Field | None]:
+        """What each field gives; None: ``_links`` sees to it."""
+        meaning: dict[Key, Field | None] = {(f.number, 0): f for f in fields.DEVICE}
         per_link = fields.LINK_ERRORS
         if not self.has_gpm:
             per_link += fields.LINK_TRAFFIC
         for link in range(min(int(self._fixed.get("nvlink_count", 0)), fields.MAX_LINKS)):
-            batch[fields.LINK_STATE, link] = None
-            batch[fields.LINK_SPEED, link] = None
-            batch.update({(f.number, link): f for f in per_link})
-        return batch
+            meaning[fields.LINK_STATE, link] = None
+            meaning[fields.LINK_SPEED, link] = None
+            meaning.update({(f.number, link): f for f in per_link})
+        return meaning
 
     def _read_batch(self, values: dict[str, float]) -> None:
-        found, refused = self._calls.fields(list(self._batch))
+        found = self._batch.read()
         now = time.monotonic_ns()
         passed = now - self._read_at if self._read_at is not None else 0
         self._read_at = now
-        for given in found:
-            if (field := self._batch.get((given.number, given.scope))) is not None:
-                self._add(values, field, given, passed)
+        meaning, delta = self._meaning, self._counters.delta
+        for key, value in found:
+            if (field := meaning[key]) is None:
+                continue
+            name, kind = field.quantity, field.kind
+            if kind == "state":
+                values.setdefault(name, value * field.scale)
+                continue
+            grown = delta(key, int(value))
+            if grown is None or passed <= 0:
+                continue
+            if kind == "delta":
+                values[name] = values.get(name, 0.0) + grown
+            elif kind == "rate":
+                values[name] = values.get(name, 0.0) + grown * field.scale * NS / passed
+            elif grown < 2 * passed:  # more is no time of this window
+                values[name] = min(grown / passed, 1.0)
         values.update(self._fixed)
         _links(values, found)
-        for key in refused:
-            del self._batch[key]
-        if (fields.SW_THERMAL, 0) in self._batch:
-            self._batch.pop((fields.THERMAL_POLICY, 0), None)
-
-    def _add(
-        self, values: dict[str, float], field: Field, given: FieldValue, passed: int
-    ) -> None:
-        name = field.quantity
-        if field.kind == "state":
-            values.setdefault(name, given.value * field.scale)
-            return
-        grown = self._counters.delta((given.number, given.scope), int(given.value))
-        if grown is None or passed <= 0:
-            return
-        if field.kind == "share":
-            share = grown / passed
-            if share < 2:  # more is no time of this window
-                values[name] = min(share, 1.0)
-        elif field.kind == "rate":
-            values[name] = values.get(name, 0.0) + grown * field.scale * NS / passed
-        else:
-            values[name] = values.get(name, 0.0) + grown
+        keys = self._batch.keys
+        if SW_THERMAL in keys and THERMAL_POLICY in keys:
+            self._batch.keep(key for key in keys if key != THERMAL_POLICY)
 
     def _read_calls(self, values: dict[str, float], notes: list[str]) -> None:
         """What no field value gives."""
@@ -265,18 +262,16 @@ class NvmlGpu:
         notes.extend(f"NVLink fabric: {words}" for words in wrong)
 
 
-def _links(values: dict[str, float], found: list[FieldValue]) -> None:
+def _links(values: dict[str, float], found: list[tuple[Key, float]]) -> None:
     """How many NVLinks carry nothing, and how fast the slowest of the others is."""
-    states = {given.scope: given.value for given in found if given.number == fields.LINK_STATE}
+    states = {link: state for (number, link), state in found if number == fields.LINK_STATE}
     if not states:
         return
     values["nvlink_inactive_count"] = sum(state in NO_TRAFFIC for state in states.values())
     speeds = [
-        given.value * 8e-3
-        for given in found
-        if given.number == fields.LINK_SPEED
-        and given.value > 0
-        and states.get(given.scope) not in NO_TRAFFIC
+        speed * 8e-3
+        for (number, link), speed in found
+        if number == fields.LINK_SPEED and speed > 0 and states.get(link) not in NO_TRAFFIC
     ]
     if speeds:
         values["nvlink_speed_gbps"] = min(speeds)
