@@ -59,7 +59,7 @@ def blob(version: tuple[int, int], **changes: Value | list[dict[str, list[int]]]
             if member.name not in given:
                 continue
             value = given[member.name]
-            if member.count == 1 and isinstance(value, list):
+            if member.length == 1 and isinstance(value, list):
                 value = value[0]
             numbers = value if isinstance(value, list) else [value]
             mask = (1 << 8 * SIZES[member.kind]) - 1

@@ -19,11 +19,23 @@ WRAP = 1 << 32
 @pytest.mark.parametrize(
     ("version", "size", "offsets"),
     [
-        ((1, 3), 120, {"temperature_hotspot": 6, "current_gfxclk": 54, "indep_throttle_status": 112}),
+        (
+            (1, 3),
+            120,
+            {"temperature_hotspot": 6, "current_gfxclk": 54, "indep_throttle_status": 112},
+        ),
         ((1, 4), 288, {"gfxclk_lock_status": 44, "firmware_timestamp": 232, "current_uclk": 280}),
         ((1, 5), 360, {"energy_accumulator": 88, "pcie_nak_sent_count_acc": 168}),
-        ((1, 6), 1664, {"accumulation_counter": 32, "xgmi_read_data_acc": 128, "num_partition": 306}),
-        ((1, 7), 2208, {"accumulation_counter": 40, "xgmi_link_status": 264, "current_gfxclk": 296}),
+        (
+            (1, 6),
+            1664,
+            {"accumulation_counter": 32, "xgmi_read_data_acc": 128, "num_partition": 306},
+        ),
+        (
+            (1, 7),
+            2208,
+            {"accumulation_counter": 40, "xgmi_link_status": 264, "current_gfxclk": 296},
+        ),
         ((1, 8), 3872, {"accumulation_counter": 40, "xgmi_link_status": 264, "num_partition": 338}),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,15 +30,13 @@ def fake(tmp_path: Path) -> FakeNvml:
 
 
 @pytest.fixture
-def open_reader(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+def open_reader(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> Open:
     """Opens a reader on the made-up driver, within this process."""
     pynvml = pytest.importorskip("pynvml")
-    loaded: list[ctypes.CDLL] = []
 
     def open_now(**settings: object) -> NvmlReader:
         fake.write()
         library = ctypes.CDLL(str(fake.directory / field_batch.LIBRARY))
-        loaded.append(library)
         monkeypatch.setattr(pynvml, "nvmlLib", library)
         monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
         # Several copies are loaded in one process: take the one of this test.
@@ -47,7 +45,7 @@ def open_reader(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ope
         reader.open()
         return reader
 
-    yield open_now
+    return open_now
 
 
 def read(reader: NvmlReader) -> dict[str, Reading]:
@@ -269,9 +267,7 @@ def test_one_element_can_say_that_the_gpu_is_lost(fake: FakeNvml, open_reader: O
     assert read(reader)[fake.address(1)].silent == "NVML: the GPU needs a reset"
 
 
-def test_a_gpu_that_nvml_does_not_list(
-    fake: FakeNvml, open_reader: Open, tmp_path: Path
-) -> None:
+def test_a_gpu_that_nvml_does_not_list(fake: FakeNvml, open_reader: Open, tmp_path: Path) -> None:
     for address in ("0000:1b:00.0", "0000:1C:00.0", "0000:aa:00.0"):
         (tmp_path / "driver/nvidia/gpus" / address).mkdir(parents=True)
     fake.lose(1)

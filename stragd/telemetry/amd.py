@@ -17,6 +17,7 @@ from stragd.telemetry.reading import Reading, Unavailable
 MAX_GPUS = 64
 MAX_PROCESSES = 4096
 PCIE_GENERATIONS = {25: 1, 50: 2, 80: 3, 160: 4, 320: 5, 640: 6}  # by speed in 0.1 GT/s
+CLOCK = re.compile(rb"(\d{1,6})\s*Mhz", re.IGNORECASE)
 BAD_PAGE = re.compile(rb"^0x[0-9a-f]+ : 0x[0-9a-f]+ : ([RPF])\s*$", re.MULTILINE)
 
 
@@ -156,7 +157,7 @@ class AmdGpu:
         fixed: dict[str, float] = {}
         for quantity, name in (("sm_clock_max_mhz", "sclk"), ("mem_clock_max_mhz", "mclk")):
             levels = read_bounded(self._folder / f"pp_dpm_{name}", 4096) or b""
-            clocks = [int(clock) for clock in re.findall(rb"(\d{1,6})\s*Mhz", levels, re.IGNORECASE)]
+            clocks = [int(clock) for clock in CLOCK.findall(levels)]
             if clocks:
                 fixed[quantity] = max(clocks)
         if width := _number(self._folder / "max_link_width"):

@@ -115,9 +115,7 @@ class AmdCounters:
         self._ticks: int | None = None  # of the firmware
 
     def begin(self, metrics: Metrics, now_ns: int) -> None:
-        """A new blob, read at ``now_ns``; what counts from a restart of the firmware is not compared
-        with what was before it.
-        """
+        """A new blob, read at ``now_ns``. Across a restart of the firmware nothing is compared."""
         firmware = metrics.numbers.get("firmware_timestamp")
         if firmware is not None and self._firmware is not None and firmware < self._firmware:
             self.forget()

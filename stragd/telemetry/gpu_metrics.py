@@ -87,12 +87,12 @@ SIZES = {"H": 2, "I": 4, "Q": 8}
 
 
 class Member(NamedTuple):
-    """Where a member lies; ``count`` above 1 is an array."""
+    """Where a member lies; ``length`` above 1 is an array."""
 
     name: str
     offset: int
     kind: str
-    count: int
+    length: int
 
 
 class Layout(NamedTuple):
@@ -163,7 +163,7 @@ def parse(blob: bytes) -> Metrics:
     arrays: dict[str, list[int | None]] = {}
     for member in layout.members:
         values = _read(blob, member, 0)
-        if member.count > 1:
+        if member.length > 1:
             arrays[member.name] = values
         elif values[0] is not None:
             numbers[member.name] = values[0]
@@ -177,5 +177,5 @@ def parse(blob: bytes) -> Metrics:
 
 def _read(blob: bytes, member: Member, base: int) -> list[int | None]:
     missing = (1 << 8 * SIZES[member.kind]) - 1
-    values = struct.unpack_from(f"<{member.count}{member.kind}", blob, base + member.offset)
+    values = struct.unpack_from(f"<{member.length}{member.kind}", blob, base + member.offset)
     return [None if value == missing else value for value in values]

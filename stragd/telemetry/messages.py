@@ -8,7 +8,6 @@ a process that a driver's library has damaged must not damage the daemon.
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from stragd.telemetry.reading import Reading
 MAX_PACKET = 1 << 17
 MAX_NOTES, MAX_TEXT = 32, 160
 MAX_PIDS = 4096
+MAX_NUMBER = 1e18
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,8 @@ def decode_answer(packet: bytes) -> SampleMessage | ProcessesMessage | DoneMessa
         return ProcessesMessage(window, {_text(name): _pids(pids) for name, pids in listed.items()})
     if "done" in fields:
         late = fields.get("late")
-        seconds = float(late) if _finite(late) else 0.0
-        return DoneMessage(
-            window, _text(fields["done"]), seconds, fields.get("all_late") is True
-        )
+        seconds = late if isinstance(late, float) and _finite(late) else 0.0
+        return DoneMessage(window, _text(fields["done"]), seconds, fields.get("all_late") is True)
     return None
 
 
@@ -133,7 +131,9 @@ def _fields(packet: bytes) -> dict[str, Any] | None:
 
 
 def _finite(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and abs(value) < 1e18  # type: ignore[arg-type]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < MAX_NUMBER  # false for what is not a number, too
 
 
 def _text(value: object) -> str:

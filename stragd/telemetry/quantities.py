@@ -30,7 +30,7 @@ GPU: dict[str, Quantity] = {
     "sw_thermal_share": Quantity(SHARE, "slowed by the driver: GPU or memory too hot"),
     "hw_thermal_share": Quantity(SHARE, "slowed by the hardware's thermal protection"),
     "power_brake_share": Quantity(SHARE, "slowed from outside: power supply, chassis, PROCHOT"),
-    "board_limit_share": Quantity(SHARE, "clocks held down by the board's voltage or current limit"),
+    "board_limit_share": Quantity(SHARE, "clocks held down by voltage or current limits"),
     "reliability_share": Quantity(SHARE, "clocks held down by the reliability limit"),
     "low_utilisation_share": Quantity(SHARE, "clocks low because there is too little work"),
     "socket_thermal_share": Quantity(SHARE, "AMD: thermal limit of the socket"),
@@ -40,7 +40,7 @@ GPU: dict[str, Quantity] = {
     "below_limit_thermal_share": Quantity(SHARE, "AMD partition: clock under its limit for heat"),
     "below_limit_share": Quantity(SHARE, "AMD partition: clock under its limit, any reason"),
     "hw_slowdown_count": Quantity(STATE, "1: clocks cut by half or more by the hardware now"),
-    "clocks_locked_count": Quantity(STATE, "1: somebody has set a clock limit (AMD: locked clocks)"),
+    "clocks_locked_count": Quantity(STATE, "1: somebody has set or locked the clocks"),
     "throttled_power_count": Quantity(STATE, "AMD before MI300: power limits that act now"),
     "throttled_current_count": Quantity(STATE, "AMD before MI300: current limits that act now"),
     "throttled_thermal_count": Quantity(STATE, "AMD before MI300: thermal limits that act now"),
@@ -59,7 +59,7 @@ GPU: dict[str, Quantity] = {
     "remap_corrected_count": Quantity(STATE, "memory rows replaced for correctable errors"),
     "remap_uncorrected_count": Quantity(STATE, "memory rows replaced for uncorrectable errors"),
     "remap_pending_count": Quantity(STATE, "1: a row waits for a reset to be replaced"),
-    "remap_failure_count": Quantity(STATE, "a row could not be replaced (AMD: bad pages that failed)"),
+    "remap_failure_count": Quantity(STATE, "rows, or on AMD pages, that could not be replaced"),
     "retired_pending_count": Quantity(STATE, "memory pages that wait for a reset to be retired"),
     "xid_delta": Quantity(DELTA, "errors that the driver reported; the notes say which"),
     # Links
@@ -93,7 +93,7 @@ GPU: dict[str, Quantity] = {
     "tensor_active_share": Quantity(SHARE, "tensor cores that were busy, mean"),
     "memory_active_share": Quantity(SHARE, "memory bandwidth used"),
     # Driver and fabric
-    "recovery_action_count": Quantity(STATE, "what the driver asks for: 0 nothing, 1 GPU reset, …"),
-    "fabric_unhealthy_count": Quantity(STATE, "complaints of the NVLink fabric; the notes say which"),
+    "recovery_action_count": Quantity(STATE, "what the driver asks for; 0: nothing, 1: GPU reset"),
+    "fabric_unhealthy_count": Quantity(STATE, "complaints of the NVLink fabric; see the notes"),
     "reader_latency_ms": Quantity("ms", "what reading this GPU took; a sick one answers slowly"),
 }

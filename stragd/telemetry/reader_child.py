@@ -26,7 +26,7 @@ from stragd.telemetry.messages import (
     encode,
 )
 from stragd.telemetry.nvml import NvmlReader
-from stragd.telemetry.reading import Reader, Reading, Unavailable
+from stragd.telemetry.reading import Device, Reader, Reading, Unavailable
 
 
 def main() -> int:
@@ -55,6 +55,7 @@ class Service:
         self._channel, self._reader = channel, reader
         self._crew = Crew(seconds)
         self._opened = False
+        self._xids: dict[str, list[int]] | None = None
 
     def run(self) -> None:
         """Until the daemon closes the socket, or there is nothing to read."""
@@ -80,29 +81,30 @@ class Service:
             self._opened = True
 
     def _answer(self, request: Request) -> None:
-        try:
-            xids = self._crew.ask("events", self._reader.events)
-        except Late:
-            xids = None
-        answered = False
-        for place, device in enumerate(self._reader.devices):
-            silent = ""
-            try:
-                readings = self._crew.ask(f"gpu {place}", partial(device.read, xids))
-                answered = True
-            except Late as late:
-                silent = self._says(late)
-            except Exception as error:  # one GPU's nonsense is not the others' silence
-                silent = f"{self._reader.name}: {type(error).__name__}: {error}"
-            if silent:
+        devices = self._reader.devices
+        self._xids = None
+        jobs = [("events", self._take_events)]
+        jobs += [(f"gpu {n}", partial(self._read, device)) for n, device in enumerate(devices)]
+        _, *outcomes = self._crew.ask_all(jobs)
+        for device, outcome in zip(devices, outcomes, strict=True):
+            if isinstance(outcome, Exception):
+                silent = self._says(outcome)
                 readings = [Reading(s, model, silent=silent) for s, model in device.subjects]
+            else:
+                readings = outcome
             for reading in readings:
                 self._send(SampleMessage(request.window, reading))
         if request.processes:
             self._answer_processes(request.window)
-        late_seconds = self._crew.longest()
-        all_late = late_seconds > 0 and not answered
-        self._send(DoneMessage(request.window, "", late_seconds, all_late))
+        all_late = bool(outcomes) and all(isinstance(outcome, Late) for outcome in outcomes)
+        self._send(DoneMessage(request.window, "", self._crew.longest(), all_late))
+
+    def _take_events(self) -> list[Reading]:
+        self._xids = self._reader.events()
+        return []
+
+    def _read(self, device: Device) -> list[Reading]:
+        return device.read(self._xids)
 
     def _answer_processes(self, window: int) -> None:
         for place, device in enumerate(self._reader.devices):
@@ -113,8 +115,11 @@ class Service:
             listed = {subject: found.get(subject, []) for subject, _ in device.subjects}
             self._send(ProcessesMessage(window, listed))
 
-    def _says(self, late: Late) -> str:
-        return f"{self._reader.name} {late}"
+    def _says(self, error: Exception) -> str:
+        """Why there is nothing. One GPU's nonsense, too, is not the silence of the others."""
+        if isinstance(error, Late):
+            return f"{self._reader.name} {error}"
+        return f"{self._reader.name}: {type(error).__name__}: {error}"
 
     def _send(self, message: SampleMessage | ProcessesMessage | DoneMessage) -> None:
         self._channel.send(encode(message))

@@ -96,8 +96,7 @@ class ReaderProcess:
     def left_behind(self) -> int:
         """Killed processes that do not end because the driver does not let them."""
         now = time.monotonic()
-        self._leaving = [(p, since) for p, since in self._leaving if p.poll() is None]
-        return sum(now - since > self._patience.exit for _, since in self._leaving)
+        return sum(now - since > self._patience.exit for _, since in self._not_ended())
 
     @property
     def pid(self) -> int | None:
@@ -155,12 +154,17 @@ class ReaderProcess:
                 process.wait(self._patience.exit)
             except subprocess.TimeoutExpired:
                 return False
-        return all(left.poll() is not None for left, _ in self._leaving)
+        return not self._not_ended()
+
+    def _not_ended(self) -> list[tuple[subprocess.Popen[bytes], float]]:
+        """Killed processes that are still there, and since when."""
+        self._leaving = [left for left in self._leaving if left[0].poll() is None]
+        return self._leaving
 
     def _begin(self) -> None:
-        if self.left_behind >= MAX_LEFT_BEHIND:
+        if len(self._not_ended()) >= MAX_LEFT_BEHIND:
             self.reason = (
-                f"{self.left_behind} readers hang in the driver and cannot be ended; "
+                f"{MAX_LEFT_BEHIND} readers hang in the driver and cannot be ended; "
                 f"{self._label} is asked again when one of them ends"
             )
             return
@@ -255,7 +259,7 @@ class ReaderProcess:
             return
         text = self.reason or f"the reader of {self._label} was not ready"
         if self._owed is not None:
-            text = f"{self._label} has not answered for {time.monotonic() - self._owed:.0f} s"
+            text = f"{self._label} has not answered for {time.monotonic() - self._owed:.1f} s"
         for subject, model in self._models.items():
             if subject not in window.answered:
                 self._samples.append(

@@ -1,4 +1,4 @@
-"""A made-up NVIDIA driver that pynvml loads as the real one; ``fakenvml.h`` has its file's format."""
+"""A made-up NVIDIA driver that pynvml loads as the real one. ``fakenvml.h`` says what it reads."""
 
 from __future__ import annotations
 
