@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import struct
 import threading
 import time
 
@@ -12,6 +13,7 @@ import pytest
 from stragd.telemetry.crew import Crew, Late
 from stragd.telemetry.messages import (
     MAX_NOTES,
+    PLACES,
     DoneMessage,
     ProcessesMessage,
     Request,
@@ -87,40 +89,35 @@ def test_messages_arrive_as_they_were_sent() -> None:
     assert decode_request(encode(Request(8, True))) == Request(8, True)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"power_w": "612"},
-        {"power_w": True},
-        {"power_w": None},
-        {"power_w": [1]},
-        {"power_w": float("nan")},
-        {"power_w": float("inf")},
-        {"power_w": 10**30},
-        {"no such quantity": 1},
-    ],
-)
-def test_a_value_that_makes_no_sense_is_left_out(values: dict[str, object]) -> None:
-    packet = {"window": 1, "sample": "x", "model": 5, "values": values | {"temperature_c": 50}}
-    answer = decode_answer(json.dumps(packet).encode())
+def sample(values: bytes, **fields: object) -> bytes:
+    """A packet of a sample."""
+    return json.dumps({"window": 1, "sample": "gpu", **fields}).encode() + b"\0" + values
+
+
+@pytest.mark.parametrize("nonsense", [float("nan"), float("inf"), float("-inf"), 1e300])
+def test_a_value_that_makes_no_sense_is_left_out(nonsense: float) -> None:
+    first, second = PLACES["power_w"], PLACES["temperature_c"]
+    packet = sample(struct.pack("<2B2d", first, second, nonsense, 50), model=5)
+    answer = decode_answer(packet)
     assert isinstance(answer, SampleMessage)
     assert answer.reading.values == {"temperature_c": 50}
     assert answer.reading.model == ""
 
 
+@pytest.mark.parametrize(
+    "values", [b"\0", b"12345678", struct.pack("<Bd", 255, 1), bytes(9 * 256), bytes(9999)]
+)
+def test_values_of_another_shape_are_no_sample(values: bytes) -> None:
+    assert decode_answer(sample(values)) is None
+
+
 def test_texts_and_lists_are_bounded() -> None:
-    packet = {
-        "window": 1,
-        "sample": "x" * 9999 + "\x1b[31m",
-        "values": {"temperature_c": 50},
-        "notes": ["\x1b[31mred\n" * 99] * 999,
-        "silent": "why",
-    }
-    answer = decode_answer(json.dumps(packet).encode())
+    answer = decode_answer(
+        sample(b"", model="x" * 9999 + "\x1b[31m", notes=["\x1b[31mred\n" * 99] * 999, silent="why")
+    )
     assert isinstance(answer, SampleMessage)
-    assert answer.reading.values == {}  # a silent sample has none
     assert len(answer.reading.notes) == MAX_NOTES
-    for text in [answer.reading.subject, *answer.reading.notes]:
+    for text in [answer.reading.model, *answer.reading.notes]:
         assert len(text) <= 160
         assert text.isprintable()
     processes = {"window": 1, "processes": {"gpu": [1, -5, 0, "7", True, 1 << 40, 2.5, 9], "b": 3}}

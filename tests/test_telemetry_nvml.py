@@ -14,7 +14,7 @@ from stragd.telemetry import field_batch
 from stragd.telemetry.counters import Counters
 from stragd.telemetry.field_batch import number_of
 from stragd.telemetry.nvml import NvmlReader
-from stragd.telemetry.nvml_fields import DEVICE, LINK_ERRORS, LINK_TRAFFIC
+from stragd.telemetry.nvml_fields import DEVICE, FIXED, LINK_ERRORS, LINK_STATES, LINK_TRAFFIC
 from stragd.telemetry.quantities import GPU
 from stragd.telemetry.reading import Reading, Unavailable
 from tests.fakenvml import POWER_W, FakeNvml
@@ -136,9 +136,9 @@ def test_what_is_not_supported_is_not_asked_again(fake: FakeNvml, open_reader: O
     fake.unset(0, "fabric_state")
     reader = open_reader()
     gpu = reader.devices[0]
-    before = len(gpu._batch.keys)  # type: ignore[union-attr]
+    before = len(gpu._batch.wanted)  # type: ignore[union-attr]
     values = read(reader)[fake.address(0)].values
-    after = list(gpu._batch.keys)  # type: ignore[union-attr]
+    after = list(gpu._batch.wanted)  # type: ignore[union-attr]
     assert (142, 0) not in after
     assert len(after) < before
     assert "fabric_unhealthy_count" not in values
@@ -374,7 +374,7 @@ def test_values_of_every_type(kind: int, raw: int, value: float | None) -> None:
 
 
 def test_the_tables_name_what_exists() -> None:
-    fields = [*DEVICE, *LINK_ERRORS, *LINK_TRAFFIC]
+    fields = [*DEVICE, *FIXED, *LINK_STATES, *LINK_ERRORS, *LINK_TRAFFIC]
     assert {field.quantity for field in fields} <= set(GPU)
     suffixes = "mhz|c|w|share|count|delta|gbps|bytes_per_s|ms"
     assert all(re.fullmatch(rf"[a-z_]+_({suffixes})", name) for name in GPU)

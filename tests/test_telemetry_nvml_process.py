@@ -335,6 +335,41 @@ def test_what_is_missing_is_said_once(
     telemetry.close()
 
 
+def test_an_upgrade_beneath_the_daemon_is_said(
+    fake: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old daemon, new reader: their tables of quantities may differ, so nothing is read."""
+    monkeypatch.setattr("stragd.telemetry.reader_process.TABLE", "00000000")
+    telemetry = GpuTelemetry(**NOWHERE, patience=QUICK)
+    telemetry.start()
+    other = Windows(telemetry)
+    other.until("the reason", lambda: "restart stragd.service" in telemetry.reason)
+    assert other.samples == []
+    telemetry.close()
+
+
+def test_events_of_a_window_that_was_given_up_are_not_lost(fake: FakeNvml) -> None:
+    telemetry = GpuTelemetry(**NOWHERE, patience=Patience(process=FOREVER))
+    telemetry.start()
+    windows = Windows(telemetry)
+    windows.until_all_read()
+    (pid,) = telemetry.pids
+    os.kill(pid, signal.SIGSTOP)
+    fake.xid(1, 94)
+    fake.field(1, 3, 25)
+    fake.write()
+    windows.samples.clear()
+    for _ in range(2):
+        windows.next()
+    os.kill(pid, signal.SIGCONT)  # now it answers the window that has been given up
+    windows.until("samples again", lambda: not windows.newest()[fake.address(1)].silent)
+    read = [s for s in windows.samples if s.subject == fake.address(1) and not s.silent]
+    assert sum(sample.values["xid_delta"] for sample in read) == 1
+    assert sum(sample.values.get("ecc_corrected_delta", 0) for sample in read) == 25
+    assert [note for sample in read for note in sample.notes] == ["Xid 94"]
+    telemetry.close()
+
+
 def test_without_a_driver_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     telemetry = GpuTelemetry(**NOWHERE)

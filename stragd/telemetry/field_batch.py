@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from stragd.telemetry.nvml_calls import Calls, GpuLost
-from stragd.telemetry.nvml_fields import LOST, REFUSED
+from stragd.telemetry.nvml_fields import LOST, REFUSED, Field
 
 LIBRARY = "libnvidia-ml.so.1"  # as the binding loads it
 # nvmlFieldValue_t: number, scope, timestamp, latency, type, return code, value.
@@ -33,46 +33,49 @@ Key = tuple[int, int]
 class FieldBatch:
     """The fields that a GPU is asked for; those that it refuses leave."""
 
-    def __init__(self, calls: Calls, keys: Iterable[Key]) -> None:
+    def __init__(self, calls: Calls, wanted: Mapping[Key, Field]) -> None:
         """The library must have been loaded."""
         self._calls = calls
         self._call = ctypes.CDLL(LIBRARY).nvmlDeviceGetFieldValues
-        self.keys: list[Key] = []
-        self._buffer = bytearray()
-        self.keep(keys)
+        self.wanted = dict(wanted)
+        self._pack()
 
-    def keep(self, keys: Iterable[Key]) -> None:
-        """Ask for these from now on."""
-        self.keys = list(keys)
-        packed = (FIELD_VALUE.pack(number, scope, 0, 0, 0, 0, 0) for number, scope in self.keys)
+    def drop(self, keys: set[Key]) -> None:
+        """Do not ask for these any more."""
+        self.wanted = {key: field for key, field in self.wanted.items() if key not in keys}
+        self._pack()
+
+    def _pack(self) -> None:
+        packed = (FIELD_VALUE.pack(number, scope, 0, 0, 0, 0, 0) for number, scope in self.wanted)
         self._buffer = bytearray(b"".join(packed))
         self._array = (ctypes.c_char * len(self._buffer)).from_buffer(self._buffer)
 
-    def read(self) -> list[tuple[Key, float]]:
+    def read(self) -> list[tuple[Key, Field, float]]:
         """What was given. Each field has a return code of its own: with an error it has no value.
 
         GpuLost where one says so.
         """
-        if not self.keys or not self._calls.ask("fields", self._ask):
+        if not self.wanted or not self._calls.ask("fields", self._ask):
             return []
-        found: list[tuple[Key, float]] = []
+        found: list[tuple[Key, Field, float]] = []
         refused: set[Key] = set()
         rows = FIELD_VALUE.iter_unpack(self._buffer)
-        for key, (_, _, _, _, kind, code, raw) in zip(self.keys, rows, strict=True):
+        for (key, field), row in zip(self.wanted.items(), rows, strict=True):
+            _, _, _, _, kind, code, raw = row
             if code == 0:
                 value = raw if kind == UNSIGNED_LONG_LONG else number_of(kind, raw)
                 if value is not None:
-                    found.append((key, value))
+                    found.append((key, field, value))
             elif code in LOST:
                 raise GpuLost(f"NVML: {LOST[code]}")
             elif code in REFUSED:
                 refused.add(key)
         if refused:
-            self.keep(key for key in self.keys if key not in refused)
+            self.drop(refused)
         return found
 
     def _ask(self) -> bool:
-        code = self._call(self._calls.handle, len(self.keys), self._array)
+        code = self._call(self._calls.handle, len(self.wanted), self._array)
         if code != 0:
             raise self._calls.nvml.NVMLError(code)
         return True

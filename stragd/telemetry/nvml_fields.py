@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Kind = Literal["share", "delta", "rate", "state"]
+Kind = Literal["share", "delta", "rate", "state", "link state", "link speed"]
 
 
 class Field(NamedTuple):
     """A field value and the quantity it gives.
 
     "share": ns that grow, over the time passed; "delta": events that grow; "rate": an amount that
-    grows, times ``scale``, per second; "state": the value times ``scale``. Fields of one quantity
-    add up, except states, of which the first that is there counts.
+    grows, times ``scale``, per second; "state": the value times ``scale``; the last two make up a
+    picture of all links. Fields of one quantity add up, except states: the first that is there
+    counts.
     """
 
     number: int
@@ -60,7 +61,10 @@ DEVICE: tuple[Field, ...] = (
 THERMAL_POLICY, SW_THERMAL = 75, 269
 """The first stands in for the second in drivers that do not tell software and hardware apart."""
 
-LINK_STATE, LINK_SPEED = 165, 164  # per link: 0 inactive, 3 active without traffic; MB/s
+LINK_STATES: tuple[Field, ...] = (
+    Field(165, "nvlink_inactive_count", "link state"),  # 0 inactive, 3 active without traffic
+    Field(164, "nvlink_speed_gbps", "link speed", 8e-3),  # MB/s
+)
 LINK_ERRORS: tuple[Field, ...] = (
     # Up to Hopper
     Field(161, "nvlink_replay_delta", "delta"),
@@ -82,7 +86,10 @@ LINK_TRAFFIC: tuple[Field, ...] = (  # for GPUs without GPM
 MAX_LINKS = 36
 
 # Read once, when the GPU is opened.
-LINK_COUNT, POWER_LIMIT_DEFAULT, SLOWDOWN_MARGIN = 91, 189, 194
+LINK_COUNT = Field(91, "nvlink_count", "state")
+POWER_LIMIT_DEFAULT = Field(189, "power_limit_default_w", "state", 1e-3)
+SLOWDOWN_MARGIN = Field(194, "temperature_margin_c", "state")
+FIXED = (LINK_COUNT, POWER_LIMIT_DEFAULT, SLOWDOWN_MARGIN)
 
 # nvmlReturn_t
 REFUSED = frozenset({2, 3, 4, 13, 22, 25, 26})

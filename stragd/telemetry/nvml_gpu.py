@@ -81,8 +81,7 @@ class NvmlGpu:
         self._fixed: dict[str, float] = {}
         self._slowdown_margin: float | None = None
         self._read_fixed()
-        self._meaning = self._all_fields()
-        self._batch = FieldBatch(self._calls, self._meaning)
+        self._batch = FieldBatch(self._calls, self._all_fields())
 
     @property
     def subjects(self) -> list[tuple[str, str]]:
@@ -156,59 +155,56 @@ class NvmlGpu:
         for quantity, function, arguments in FIXED_CALLS:
             if value := self._calls.get(function, *arguments):
                 self._fixed[quantity] = value
-        wanted = [fields.LINK_COUNT, fields.POWER_LIMIT_DEFAULT, fields.SLOWDOWN_MARGIN]
-        found = FieldBatch(self._calls, [(number, 0) for number in wanted]).read()
-        values = {number: value for (number, _), value in found}
-        if (links := values.get(fields.LINK_COUNT)) is not None:
-            self._fixed["nvlink_count"] = links
-        if (limit := values.get(fields.POWER_LIMIT_DEFAULT)) is not None:
-            self._fixed["power_limit_default_w"] = limit * 1e-3
+        given = FieldBatch(self._calls, {(f.number, 0): f for f in fields.FIXED}).read()
+        values = {field.quantity: value * field.scale for _, field, value in given}
         # Models with T.Limit give margins (-2 on H100), older ones absolute temperatures.
-        self._slowdown_margin = values.get(fields.SLOWDOWN_MARGIN)
+        self._slowdown_margin = values.pop(fields.SLOWDOWN_MARGIN.quantity, None)
+        self._fixed.update(values)
         limit_of = "nvmlDeviceGetTemperatureThreshold"
         self._slowdown_limit = self._calls.get(limit_of, SLOWDOWN)
         self._memory_limit = self._calls.get(limit_of, MEMORY_MAX)
         self._persistent = self._calls.get("nvmlDeviceGetPersistenceMode")
 
-    def _all_fields(self) -> dict[Key, Field | None]:
-        """What each field gives; None: ``_links`` sees to it."""
-        meaning: dict[Key, Field | None] = {(f.number, 0): f for f in fields.DEVICE}
-        per_link = fields.LINK_ERRORS
+    def _all_fields(self) -> dict[Key, Field]:
+        wanted: dict[Key, Field] = {(field.number, 0): field for field in fields.DEVICE}
+        per_link = fields.LINK_STATES + fields.LINK_ERRORS
         if not self.has_gpm:
             per_link += fields.LINK_TRAFFIC
         for link in range(min(int(self._fixed.get("nvlink_count", 0)), fields.MAX_LINKS)):
-            meaning[fields.LINK_STATE, link] = None
-            meaning[fields.LINK_SPEED, link] = None
-            meaning.update({(f.number, link): f for f in per_link})
-        return meaning
+            wanted.update({(field.number, link): field for field in per_link})
+        return wanted
 
     def _read_batch(self, values: dict[str, float]) -> None:
         found = self._batch.read()
         now = time.monotonic_ns()
         passed = now - self._read_at if self._read_at is not None else 0
         self._read_at = now
-        meaning, delta = self._meaning, self._counters.delta
-        for key, value in found:
-            if (field := meaning[key]) is None:
-                continue
-            name, kind = field.quantity, field.kind
+        delta = self._counters.delta
+        states: dict[int, float] = {}
+        speeds: dict[int, float] = {}
+        for key, (_, name, kind, scale), value in found:
             if kind == "state":
-                values.setdefault(name, value * field.scale)
+                values.setdefault(name, value * scale)
+            elif kind == "link state":
+                states[key[1]] = value
+            elif kind == "link speed":
+                speeds[key[1]] = value * scale
+            elif (grown := delta(key, int(value))) is None or passed <= 0:
                 continue
-            grown = delta(key, int(value))
-            if grown is None or passed <= 0:
-                continue
-            if kind == "delta":
+            elif kind == "delta":
                 values[name] = values.get(name, 0.0) + grown
             elif kind == "rate":
-                values[name] = values.get(name, 0.0) + grown * field.scale * NS / passed
+                values[name] = values.get(name, 0.0) + grown * scale * NS / passed
             elif grown < 2 * passed:  # more is no time of this window
                 values[name] = min(grown / passed, 1.0)
         values.update(self._fixed)
-        _links(values, found)
-        keys = self._batch.keys
-        if SW_THERMAL in keys and THERMAL_POLICY in keys:
-            self._batch.keep(key for key in keys if key != THERMAL_POLICY)
+        if states:
+            values["nvlink_inactive_count"] = sum(s in NO_TRAFFIC for s in states.values())
+        working = [s for link, s in speeds.items() if s > 0 and states.get(link) not in NO_TRAFFIC]
+        if working:
+            values["nvlink_speed_gbps"] = min(working)
+        if SW_THERMAL in self._batch.wanted and THERMAL_POLICY in self._batch.wanted:
+            self._batch.drop({THERMAL_POLICY})
 
     def _read_calls(self, values: dict[str, float], notes: list[str]) -> None:
         """What no field value gives."""
@@ -260,18 +256,3 @@ class NvmlGpu:
                 wrong.append(words)
         values["fabric_unhealthy_count"] = len(wrong)
         notes.extend(f"NVLink fabric: {words}" for words in wrong)
-
-
-def _links(values: dict[str, float], found: list[tuple[Key, float]]) -> None:
-    """How many NVLinks carry nothing, and how fast the slowest of the others is."""
-    states = {link: state for (number, link), state in found if number == fields.LINK_STATE}
-    if not states:
-        return
-    values["nvlink_inactive_count"] = sum(state in NO_TRAFFIC for state in states.values())
-    speeds = [
-        speed * 8e-3
-        for (number, link), speed in found
-        if number == fields.LINK_SPEED and speed > 0 and states.get(link) not in NO_TRAFFIC
-    ]
-    if speeds:
-        values["nvlink_speed_gbps"] = min(speeds)

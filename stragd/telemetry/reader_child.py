@@ -18,6 +18,7 @@ from stragd.telemetry.amd import AmdReader
 from stragd.telemetry.crew import Crew, Late
 from stragd.telemetry.messages import (
     MAX_PACKET,
+    TABLE,
     DoneMessage,
     ProcessesMessage,
     Request,
@@ -30,12 +31,14 @@ from stragd.telemetry.reading import Device, Reader, Reading, Unavailable
 
 
 def main() -> int:
-    """NAME is nvml or amd; then the socket's number, /proc, /sys, seconds, whether to use GPM."""
-    name, number, proc, sys_folder, seconds, with_gpm = sys.argv[1:7]
+    """NAME is nvml or amd; then the socket's number, /proc, /sys, seconds, whether to use GPM, and
+    the daemon's table of quantities.
+    """
+    name, number, proc, sys_folder, seconds, with_gpm, table = sys.argv[1:8]
     channel = socket.socket(fileno=int(number))
     threading.Thread(target=_end_with_daemon, args=(channel,), daemon=True).start()
     reader: Reader = NvmlReader(proc, with_gpm == "1") if name == "nvml" else AmdReader(sys_folder)
-    Service(channel, reader, float(seconds)).run()
+    Service(channel, reader, float(seconds), table).run()
     return 0
 
 
@@ -51,8 +54,10 @@ def _end_with_daemon(channel: socket.socket) -> None:
 class Service:
     """Requests in, answers out."""
 
-    def __init__(self, channel: socket.socket, reader: Reader, seconds: float) -> None:
-        self._channel, self._reader = channel, reader
+    def __init__(
+        self, channel: socket.socket, reader: Reader, seconds: float, table: str = TABLE
+    ) -> None:
+        self._channel, self._reader, self._table = channel, reader, table
         self._crew = Crew(seconds)
         self._opened = False
         self._xids: dict[str, list[int]] | None = None
@@ -75,6 +80,8 @@ class Service:
 
     def _open(self) -> None:
         if not self._opened:
+            if self._table != TABLE:
+                raise Unavailable("stragd was upgraded while it ran: restart stragd.service")
             self._crew.ask("open", self._reader.open)
             self._crew.close()  # its next thread is started by this one, and inherits the loss
             privileges.drop()

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stragd.telemetry.messages import (
+    MAX_NOTES,
     MAX_PACKET,
+    TABLE,
     DoneMessage,
     ProcessesMessage,
     Request,
@@ -24,6 +26,7 @@ from stragd.telemetry.messages import (
     decode_answer,
     encode,
 )
+from stragd.telemetry.reading import Reading
 from stragd.telemetry.sample import Sample
 
 PACKAGES = Path(__file__).resolve().parents[2]
@@ -71,7 +74,8 @@ class ReaderProcess:
         """``name``: nvml or amd; ``label``: the driver's name in texts."""
         self._name, self._label = name, label
         self._patience = patience or Patience()
-        self._arguments = [proc, sys_folder, str(self._patience.call), str(int(with_gpm))]
+        seconds = str(self._patience.call)
+        self._arguments = [proc, sys_folder, seconds, str(int(with_gpm)), TABLE]
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._started = False
@@ -80,6 +84,7 @@ class ReaderProcess:
         self._owed: float | None = None  # since when the process owes an answer
         self._models: dict[str, str] = {}
         self._samples: list[Sample] = []
+        self._missed: dict[str, Reading] = {}
         self._failures, self._steady = 0, 0
         self._retry_at = 0.0
         self._leaving: list[tuple[subprocess.Popen[bytes], float]] = []
@@ -220,10 +225,16 @@ class ReaderProcess:
             return
         self._models[reading.subject] = reading.model
         if window is None or answer.window != window.number:
-            return  # too late: that window was given up
+            self._carry(reading)
+            return
         if reading.subject in window.answered:
             return
         window.answered.add(reading.subject)
+        if (missed := self._missed.pop(reading.subject, None)) is not None:
+            for name, events in missed.values.items():
+                if name in reading.values:
+                    reading.values[name] += events
+            reading.notes += [note for note in missed.notes if note not in reading.notes]
         self._samples.append(
             Sample(
                 kind="gpu",
@@ -236,6 +247,15 @@ class ReaderProcess:
                 silent=reading.silent,
             )
         )
+
+    def _carry(self, reading: Reading) -> None:
+        """An answer to a window that was given up: its events count in the next one."""
+        missed = self._missed.setdefault(reading.subject, Reading(reading.subject, reading.model))
+        for name, value in reading.values.items():
+            if name.endswith("_delta"):
+                missed.values[name] = missed.values.get(name, 0.0) + value
+        xids = [note for note in reading.notes if note.startswith("Xid ")]
+        missed.notes += [note for note in xids if note not in missed.notes][:MAX_NOTES]
 
     def _on_done(self, answer: DoneMessage) -> None:
         self._owed = None
