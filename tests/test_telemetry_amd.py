@@ -16,7 +16,7 @@ from tests.harness import wait_for
 
 
 def read(reader: AmdReader) -> dict[str, Reading]:
-    return {r.subject: r for device in reader.devices for r in device.read(None)}
+    return {r.subject: r for device in reader.devices for r in device.read()}
 
 
 def opened(tree: AmdTree) -> AmdReader:

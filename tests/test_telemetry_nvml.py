@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from stragd.telemetry import field_batch
-from stragd.telemetry.counters import Counters
-from stragd.telemetry.field_batch import number_of
+from stragd.telemetry.events import add_xids
 from stragd.telemetry.nvml import NvmlReader
-from stragd.telemetry.nvml_fields import DEVICE, FIXED, LINK_ERRORS, LINK_STATES, LINK_TRAFFIC
 from stragd.telemetry.quantities import GPU
 from stragd.telemetry.reading import Reading, Unavailable
 from tests.fakenvml import POWER_W, FakeNvml
@@ -50,7 +47,10 @@ def open_reader(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> Open:
 
 def read(reader: NvmlReader) -> dict[str, Reading]:
     xids = reader.events()
-    return {r.subject: r for device in reader.devices for r in device.read(xids)}
+    readings = [reading for device in reader.devices for reading in device.read()]
+    for reading in readings:
+        add_xids(reading, xids)
+    return {reading.subject: reading for reading in readings}
 
 
 def test_a_healthy_gpu(fake: FakeNvml, open_reader: Open) -> None:
@@ -181,17 +181,6 @@ def test_a_counter_that_goes_down_is_a_new_baseline(fake: FakeNvml, open_reader:
     fake.field(0, 3, 9)
     fake.write()
     assert read(reader)[fake.address(0)].values["ecc_corrected_delta"] == 2
-
-
-def test_wraps_and_resets() -> None:
-    counters = Counters()
-    assert counters.delta("a", (1 << 32) - 10, 32) is None
-    assert counters.delta("a", 20, 32) == 30
-    assert counters.delta("a", 10, 32) is None  # nearly a whole turn back: a reset
-    assert counters.delta("a", 11, 32) == 1
-    assert counters.delta("b", 100) is None
-    assert counters.delta("b", 50) is None
-    assert counters.delta("b", 50) == 0
 
 
 def test_more_time_than_passed_is_nonsense(fake: FakeNvml, open_reader: Open) -> None:
@@ -354,29 +343,3 @@ def test_a_driver_that_is_not_there_is_said(fake: FakeNvml, open_reader: Open) -
     fake.fail("nvmlInitWithFlags", DRIVER_NOT_LOADED)
     with pytest.raises(Unavailable, match="NVML: Driver Not Loaded"):
         open_reader()
-
-
-@pytest.mark.parametrize(
-    ("kind", "raw", "value"),
-    [
-        (1, 0xDEADBEEF_00000007, 7),
-        (3, (1 << 64) - 1, (1 << 64) - 1),
-        (4, (1 << 64) - 3, -3),
-        (5, 0xDEADBEEF_FFFFFFFE, -2),
-        (6, 0xFFFF_0009, 9),
-        (0, 0x3FF8000000000000, 1.5),
-        (0, 0x7FF8000000000000, None),  # not a number
-        (99, 1, None),
-    ],
-)
-def test_values_of_every_type(kind: int, raw: int, value: float | None) -> None:
-    assert number_of(kind, raw) == value
-
-
-def test_the_tables_name_what_exists() -> None:
-    fields = [*DEVICE, *FIXED, *LINK_STATES, *LINK_ERRORS, *LINK_TRAFFIC]
-    assert {field.quantity for field in fields} <= set(GPU)
-    suffixes = "mhz|c|w|share|count|delta|gbps|bytes_per_s|ms"
-    assert all(re.fullmatch(rf"[a-z_]+_({suffixes})", name) for name in GPU)
-    assert all(f.kind == "delta" for f in fields if f.quantity.endswith("_delta"))
-    assert all(f.kind == "share" for f in fields if f.quantity.endswith("_share"))

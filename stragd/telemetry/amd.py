@@ -88,7 +88,7 @@ class AmdGpu:
             return [(self._address, self._parts[0].model)]
         return [(f"{self._address}/partition-{part.number}", part.model) for part in self._parts]
 
-    def read(self, xids: dict[str, list[int]] | None) -> list[Reading]:
+    def read(self) -> list[Reading]:
         """One reading of each partition; what belongs to the whole is only with the first."""
         began = time.monotonic()
         blob = read_bounded(self._folder / "gpu_metrics", MAX_BLOB)

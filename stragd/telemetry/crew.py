@@ -2,7 +2,8 @@
 
 One thread works as long as all goes well. A call that is late keeps its thread, the rest gets a new
 one, and nothing is asked again under that name until the late one is back: a sick GPU costs one
-thread, and the others go on.
+thread, and the others go on. What it gives when it is back is the answer to the next question, so
+nothing that it has counted is lost.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -69,23 +70,28 @@ class Crew:
         self._late: dict[str, _Task[object]] = {}
 
     def ask(self, name: str, job: Callable[[], T]) -> T:
-        """Result or exception of ``job``; Late if it, or the last one of this name, is not back."""
+        """As ``ask_all`` with one job, whose exception is raised."""
         (outcome,) = self.ask_all([(name, job)])
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
     def ask_all(self, jobs: Sequence[tuple[str, Callable[[], T]]]) -> list[T | Exception]:
-        """What each job gave, in their order; its exception, or Late, where it gave nothing."""
+        """What each job gave, in their order; its exception, or Late, where it gave nothing.
+
+        Instead of a job, the one before of its name is asked for if that is late.
+        """
         outcomes: dict[int, T | Exception] = {}
         tasks: dict[int, _Task[T]] = {}
         for place, (name, job) in enumerate(jobs):
             late = self._late.get(name)
-            if late is not None and not late.done:
+            if late is None:
+                tasks[place] = _Task(name, job)
+            elif late.done:
+                del self._late[name]
+                outcomes[place] = cast("T | Exception", late.outcome)
+            else:
                 outcomes[place] = Late(time.monotonic() - late.since)
-                continue
-            self._late.pop(name, None)
-            tasks[place] = _Task(name, job)
         left = list(tasks.values())
         while left:
             left = self._go(left)
@@ -93,7 +99,7 @@ class Crew:
             if task.name in self._late:
                 outcomes[place] = Late(time.monotonic() - task.since)
             else:
-                outcomes[place] = task.outcome  # type: ignore[assignment]
+                outcomes[place] = cast("T | Exception", task.outcome)
         return [outcomes[place] for place in range(len(jobs))]
 
     def longest(self) -> float:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+from stragd.telemetry.reading import Reading
+
 XID = 0x8
 ALL_INSTANCES = 0xFFFFFFFF
 MAX_EVENTS = 256  # per window; a storm goes on in the next
@@ -16,6 +18,16 @@ MAX_EVENTS = 256  # per window; a storm goes on in the next
 def address(handle: Any) -> int:
     """The number behind a device handle, by which two handles are compared."""
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+def add_xids(reading: Reading, xids: dict[str, list[int]] | None) -> None:
+    """Count the subject's Xid errors and note their numbers; None: the driver has no events."""
+    if xids is None:
+        return
+    own = xids.get(reading.subject, [])
+    reading.notes.extend(f"Xid {xid}" for xid in sorted(set(own)))
+    if not reading.silent:
+        reading.values["xid_delta"] = len(own)
 
 
 class XidEvents:

@@ -79,7 +79,7 @@ class UnlistedGpu:
     def __init__(self, address: str) -> None:
         self.subjects = [(address, "NVIDIA")]
 
-    def read(self, xids: dict[str, list[int]] | None) -> list[Reading]:
+    def read(self) -> list[Reading]:
         """Silent."""
         subject, model = self.subjects[0]
         return [Reading(subject, model, silent="the driver has this GPU and NVML does not list it")]

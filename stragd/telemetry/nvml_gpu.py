@@ -96,28 +96,24 @@ class NvmlGpu:
             return [part.subject for part in self._slices if part.instance == instance]
         return [subject for subject, _ in self.subjects]
 
-    def read(self, xids: dict[str, list[int]] | None) -> list[Reading]:
+    def read(self) -> list[Reading]:
         """One reading of the GPU, or one of each instance."""
         began = time.monotonic()
         board = Reading(self.address, self.model)
         try:
             self._read_batch(board.values)
-            self._read_calls(board.values, board.notes)
-            readings = [self._of_slice(part, board) for part in self._slices] or [board]
             if self._gpm is not None:
                 board.values.update(self._calls.ask("GPM", self._gpm.read) or {})
+            self._read_calls(board.values, board.notes)
+            readings = [self._of_slice(part, board) for part in self._slices] or [board]
         except GpuLost as lost:
             readings = [Reading(s, model, silent=str(lost)) for s, model in self.subjects]
             self._read_at = None
             self._counters.forget()
         latency = (time.monotonic() - began) * 1e3
         for reading in readings:
-            own = (xids or {}).get(reading.subject, [])
-            reading.notes.extend(f"Xid {xid}" for xid in sorted(set(own)))
             if not reading.silent:
                 reading.values["reader_latency_ms"] = latency
-                if xids is not None:
-                    reading.values["xid_delta"] = len(own)
         return readings
 
     def processes(self) -> dict[str, list[int]]:
@@ -213,8 +209,10 @@ class NvmlGpu:
                 value = self._calls.get(function, *arguments)
                 if value is not None:
                     values[quantity] = value * scale
-        if (used := self._calls.get("nvmlDeviceGetUtilizationRates")) is not None:
-            values["utilisation_share"] = used.gpu * 0.01
+        if "utilisation_share" not in values:  # no GPM, or its first sample
+            used = self._calls.get("nvmlDeviceGetUtilizationRates")
+            if used is not None:
+                values["utilisation_share"] = used.gpu * 0.01
         reasons = self._calls.get("nvmlDeviceGetCurrentClocksEventReasons")
         if reasons is not None:
             for quantity, bit in fields.REASONS.items():

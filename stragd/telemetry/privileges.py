@@ -12,7 +12,6 @@ import resource
 CAP_SYS_ADMIN = 21
 LINUX_CAPABILITY_VERSION_3 = 0x20080522
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 24, 38, 47, 4
-LAST_CAPABILITY = "/proc/sys/kernel/cap_last_cap"
 
 
 def drop(keep: int = 1 << CAP_SYS_ADMIN) -> None:
@@ -23,9 +22,8 @@ def drop(keep: int = 1 << CAP_SYS_ADMIN) -> None:
     """
     libc = ctypes.CDLL(None, use_errno=True)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no driver memory on disk
-    with open(LAST_CAPABILITY, encoding="ascii") as file:
-        last = int(file.read())
-    for capability in range(last + 1):
+    libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+    for capability in range(64):
         if not keep >> capability & 1:
             libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
     libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)

@@ -6,16 +6,20 @@ in the middle of a driver call.
 
 from __future__ import annotations
 
+import gc
 import os
 import select
+import signal
 import socket
 import sys
 import threading
-from functools import partial
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from stragd.telemetry import privileges
 from stragd.telemetry.amd import AmdReader
 from stragd.telemetry.crew import Crew, Late
+from stragd.telemetry.events import add_xids
 from stragd.telemetry.messages import (
     MAX_PACKET,
     TABLE,
@@ -35,6 +39,7 @@ def main() -> int:
     the daemon's table of quantities.
     """
     name, number, proc, sys_folder, seconds, with_gpm, table = sys.argv[1:8]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the daemon
     channel = socket.socket(fileno=int(number))
     threading.Thread(target=_end_with_daemon, args=(channel,), daemon=True).start()
     reader: Reader = NvmlReader(proc, with_gpm == "1") if name == "nvml" else AmdReader(sys_folder)
@@ -60,7 +65,6 @@ class Service:
         self._channel, self._reader, self._table = channel, reader, table
         self._crew = Crew(seconds)
         self._opened = False
-        self._xids: dict[str, list[int]] | None = None
 
     def run(self) -> None:
         """Until the daemon closes the socket, or there is nothing to read."""
@@ -85,14 +89,15 @@ class Service:
             self._crew.ask("open", self._reader.open)
             self._crew.close()  # its next thread is started by this one, and inherits the loss
             privileges.drop()
+            gc.freeze()  # what is loaded stays: no use in looking through it again and again
             self._opened = True
 
     def _answer(self, request: Request) -> None:
         devices = self._reader.devices
-        self._xids = None
-        jobs = [("events", self._take_events)]
-        jobs += [(f"gpu {n}", partial(self._read, device)) for n, device in enumerate(devices)]
-        _, *outcomes = self._crew.ask_all(jobs)
+        jobs: list[tuple[str, Callable[[], Any]]] = [("events", self._reader.events)]
+        jobs += [(f"gpu {place}", device.read) for place, device in enumerate(devices)]
+        events, *outcomes = self._crew.ask_all(jobs)
+        xids = None if isinstance(events, Exception) else events
         for device, outcome in zip(devices, outcomes, strict=True):
             if isinstance(outcome, Exception):
                 silent = self._says(outcome)
@@ -100,25 +105,19 @@ class Service:
             else:
                 readings = outcome
             for reading in readings:
+                add_xids(reading, xids)
                 self._send(SampleMessage(request.window, reading))
         if request.processes:
-            self._answer_processes(request.window)
-        all_late = bool(outcomes) and all(isinstance(outcome, Late) for outcome in outcomes)
+            answering = [d for d, o in zip(devices, outcomes, strict=True) if not _late(o)]
+            self._answer_processes(request.window, answering)
+        all_late = bool(outcomes) and all(map(_late, outcomes))
         self._send(DoneMessage(request.window, "", self._crew.longest(), all_late))
 
-    def _take_events(self) -> list[Reading]:
-        self._xids = self._reader.events()
-        return []
-
-    def _read(self, device: Device) -> list[Reading]:
-        return device.read(self._xids)
-
-    def _answer_processes(self, window: int) -> None:
-        for place, device in enumerate(self._reader.devices):
-            try:
-                found = self._crew.ask(f"gpu {place}", device.processes)
-            except Exception:  # late or broken: the daemon keeps what it knew
-                continue
+    def _answer_processes(self, window: int, devices: Sequence[Device]) -> None:
+        jobs = [(f"processes of {device.subjects[0]}", device.processes) for device in devices]
+        for device, found in zip(devices, self._crew.ask_all(jobs), strict=True):
+            if isinstance(found, Exception):
+                continue  # the daemon keeps what it knew
             listed = {subject: found.get(subject, []) for subject, _ in device.subjects}
             self._send(ProcessesMessage(window, listed))
 
@@ -130,6 +129,10 @@ class Service:
 
     def _send(self, message: SampleMessage | ProcessesMessage | DoneMessage) -> None:
         self._channel.send(encode(message))
+
+
+def _late(outcome: object) -> bool:
+    return isinstance(outcome, Late)
 
 
 if __name__ == "__main__":

@@ -173,7 +173,11 @@ class ReaderProcess:
                 f"{self._label} is asked again when one of them ends"
             )
             return
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            self._failed(f"the reader of {self._label} does not start: {error}")
+            return
         environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
         path = [str(PACKAGES), *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(path)

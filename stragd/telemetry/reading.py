@@ -29,8 +29,8 @@ class Device(Protocol):
     def subjects(self) -> Sequence[tuple[str, str]]:
         """Subject and model of the GPU, or of each part of it."""
 
-    def read(self, xids: dict[str, list[int]] | None) -> list[Reading]:
-        """One reading per subject, errors as ``silent``; ``xids``: what ``Reader.events`` gave."""
+    def read(self) -> list[Reading]:
+        """One reading per subject, errors as ``silent``."""
 
     def processes(self) -> dict[str, list[int]]:
         """Process ids by subject."""
