@@ -7,6 +7,7 @@ here the request is packed once and used again.
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from collections.abc import Mapping
 
@@ -15,8 +16,10 @@ from stragd.telemetry.nvml_fields import LOST, REFUSED, Field
 
 LIBRARY = "libnvidia-ml.so.1"  # as the binding loads it
 # nvmlFieldValue_t: number, scope, timestamp, latency, type, return code, value.
-FIELD_VALUE = struct.Struct("=IIqqIIQ")
+FIELD_VALUE = "IIqqIIQ"
+MEMBERS, KIND, CODE, VALUE = len(FIELD_VALUE), 4, 5, 6
 UNSIGNED_LONG_LONG = 3
+MAX_DOUBLE = 1e18
 # nvmlValueType_t: bits and whether signed; 0 is a double.
 INTEGERS = {
     1: (32, False),
@@ -36,7 +39,7 @@ class FieldBatch:
     def __init__(self, calls: Calls, wanted: Mapping[Key, Field]) -> None:
         """The library must have been loaded."""
         self._calls = calls
-        self._call = ctypes.CDLL(LIBRARY).nvmlDeviceGetFieldValues
+        self._call = getattr(ctypes.CDLL(LIBRARY), "nvmlDeviceGetFieldValues", None)
         self.wanted = dict(wanted)
         self._pack()
 
@@ -46,48 +49,58 @@ class FieldBatch:
         self._pack()
 
     def _pack(self) -> None:
-        packed = (FIELD_VALUE.pack(number, scope, 0, 0, 0, 0, 0) for number, scope in self.wanted)
-        self._buffer = bytearray(b"".join(packed))
+        self._rows = struct.Struct("=" + FIELD_VALUE * len(self.wanted))
+        numbers: list[int] = []
+        for number, scope in self.wanted:
+            numbers += number, scope, 0, 0, 0, 0, 0
+        self._buffer = bytearray(self._rows.pack(*numbers))
         self._array = (ctypes.c_char * len(self._buffer)).from_buffer(self._buffer)
 
     def read(self) -> list[tuple[Key, Field, float]]:
-        """What was given. Each field has a return code of its own: with an error it has no value.
+        """What was given, NaN among it. With an error code of its own a field has no value.
 
         GpuLost where one says so.
         """
         if not self.wanted or not self._calls.ask("fields", self._ask):
             return []
-        found: list[tuple[Key, Field, float]] = []
-        refused: set[Key] = set()
-        rows = FIELD_VALUE.iter_unpack(self._buffer)
-        for (key, field), row in zip(self.wanted.items(), rows, strict=True):
-            _, _, _, _, kind, code, raw = row
-            if code == 0:
-                value = raw if kind == UNSIGNED_LONG_LONG else number_of(kind, raw)
-                if value is not None:
-                    found.append((key, field, value))
-            elif code in LOST:
-                raise GpuLost(f"NVML: {LOST[code]}")
-            elif code in REFUSED:
-                refused.add(key)
-        if refused:
-            self.drop(refused)
+        flat = self._rows.unpack(self._buffer)
+        kinds, codes, raws = (flat[member::MEMBERS] for member in (KIND, CODE, VALUE))
+        found = [
+            (key, field, raw if kind == UNSIGNED_LONG_LONG else number_of(kind, raw))
+            for (key, field), kind, code, raw in zip(
+                self.wanted.items(), kinds, codes, raws, strict=True
+            )
+            if code == 0
+        ]
+        if any(codes):
+            self._sort_out(codes)
         return found
 
+    def _sort_out(self, codes: tuple[int, ...]) -> None:
+        """Drop what the GPU refuses; GpuLost."""
+        for code in codes:
+            if code in LOST:
+                raise GpuLost(f"NVML: {LOST[code]}")
+        refused = {key for key, code in zip(self.wanted, codes, strict=True) if code in REFUSED}
+        if refused:
+            self.drop(refused)
+
     def _ask(self) -> bool:
+        if self._call is None:  # a library from before field values
+            return False
         code = self._call(self._calls.handle, len(self.wanted), self._array)
         if code != 0:
             raise self._calls.nvml.NVMLError(code)
         return True
 
 
-def number_of(kind: int, raw: int) -> float | None:
-    """Value of a field by its nvmlValueType_t; None for a type that is not known."""
+def number_of(kind: int, raw: int) -> float:
+    """Value of a field by its nvmlValueType_t; NaN for a type that is not known."""
     if kind == 0:
         (value,) = struct.unpack("=d", struct.pack("=Q", raw))
-        return float(value) if abs(value) < 1e300 else None
+        return float(value) if abs(value) < MAX_DOUBLE else math.nan
     if kind not in INTEGERS:
-        return None
+        return math.nan
     bits, signed = INTEGERS[kind]
     number = raw & ((1 << bits) - 1)
     return number - (1 << bits) if signed and number >> (bits - 1) else number

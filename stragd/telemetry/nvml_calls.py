@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from stragd.telemetry.nvml_fields import LOST, REFUSED
@@ -17,9 +18,10 @@ class Calls:
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self.nvml, self.handle = nvml, handle
-        self._refused: set[str] = set()
+        self._refused: set[object] = set()
+        self._bound: dict[tuple[str, tuple[int, ...]], Callable[[], Any]] = {}
 
-    def ask(self, name: str, call: Callable[[], Any]) -> Any:
+    def ask(self, name: object, call: Callable[[], Any]) -> Any:
         """Result of ``call``; None where refused (then never asked again) or failed; GpuLost."""
         if name in self._refused:
             return None
@@ -37,8 +39,18 @@ class Calls:
 
     def get(self, function: str, *arguments: int) -> Any:
         """``ask`` for a function of NVML that takes the handle first."""
-        name = f"{function} {arguments[0]}" if arguments else function
-        return self.ask(name, lambda: getattr(self.nvml, function)(self.handle, *arguments))
+        name = (function, arguments)
+        if (call := self._bound.get(name)) is None:
+            call = self._bound[name] = self._bind(function, arguments)
+        return self.ask(name, call)
+
+    def _bind(self, function: str, arguments: tuple[int, ...]) -> Callable[[], Any]:
+        found = getattr(self.nvml, function, None)
+        return partial(found, self.handle, *arguments) if found is not None else _missing
+
+
+def _missing() -> Any:
+    raise AttributeError
 
 
 def text(value: str | bytes) -> str:

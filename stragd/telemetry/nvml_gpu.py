@@ -7,6 +7,7 @@ driver become differences here, over the time that passed between two batches.
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 from typing import Any
 
@@ -152,7 +153,7 @@ class NvmlGpu:
             if value := self._calls.get(function, *arguments):
                 self._fixed[quantity] = value
         given = FieldBatch(self._calls, {(f.number, 0): f for f in fields.FIXED}).read()
-        values = {field.quantity: value * field.scale for _, field, value in given}
+        values = {f.quantity: v * f.scale for _, f, v in given if not math.isnan(v)}
         # Models with T.Limit give margins (-2 on H100), older ones absolute temperatures.
         self._slowdown_margin = values.pop(fields.SLOWDOWN_MARGIN.quantity, None)
         self._fixed.update(values)
@@ -179,6 +180,8 @@ class NvmlGpu:
         states: dict[int, float] = {}
         speeds: dict[int, float] = {}
         for key, (_, name, kind, scale), value in found:
+            if math.isnan(value):
+                continue
             if kind == "state":
                 values.setdefault(name, value * scale)
             elif kind == "link state":
