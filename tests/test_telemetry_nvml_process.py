@@ -192,9 +192,37 @@ def test_a_process_that_dies_is_replaced(windows: Windows) -> None:
     (pid,) = windows.telemetry.pids
     os.kill(pid, signal.SIGSEGV)
     windows.samples.clear()
-    windows.until("silence", lambda: any("has ended" in s.silent for s in windows.samples))
+    windows.until("the loss to be seen", lambda: windows.telemetry.restarts)
     windows.until_all_read()
     assert windows.telemetry.pids != [pid]
+    assert windows.telemetry.reason == ""
+
+
+def test_why_a_window_is_silent_is_said(windows: Windows, monkeypatch: pytest.MonkeyPatch) -> None:
+    windows.until_all_read()
+    (pid,) = windows.telemetry.pids
+    monkeypatch.setattr("sys.executable", "/nonexistent/python")  # no new one can be started
+    os.kill(pid, signal.SIGSEGV)
+    why = "the reader of NVML (has ended|does not start)"
+    windows.until("silence", lambda: any(re.match(why, s.silent) for s in windows.samples))
+    windows.until("the error", lambda: "does not start" in windows.telemetry.reason)
+    monkeypatch.undo()
+
+
+def test_a_gpu_that_was_taken_out_is_forgotten(fake: FakeNvml, windows: Windows) -> None:
+    windows.until_all_read()
+    (pid,) = windows.telemetry.pids
+    fake.gpus = 2
+    fake.lines = {key: line for key, line in fake.lines.items() if key[1] != 2}
+    fake.write()
+    os.kill(pid, signal.SIGKILL)
+
+    def two_left() -> bool:
+        newest = windows.newest()
+        windows.samples.clear()
+        return set(newest) == {fake.address(0), fake.address(1)}
+
+    windows.until("samples of two GPUs", two_left)
 
 
 def test_one_that_cannot_be_killed_is_left_behind(

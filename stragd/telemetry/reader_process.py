@@ -46,7 +46,7 @@ class Patience:
     one_gpu: float = 600.0  # the same, while other GPUs answer
     first_retry: float = 5.0
     last_retry: float = 300.0
-    exit: float = 0.5  # what release() and close() wait
+    exit: float = 0.4  # what release() and close() wait
 
 
 @dataclass
@@ -54,7 +54,6 @@ class _Window:
     number: int
     start_ns: int
     end_ns: int
-    sent: bool = False
     done: bool = False
     answered: set[str] = field(default_factory=set)
 
@@ -112,7 +111,8 @@ class ReaderProcess:
         """Begin to read, or again after ``release``."""
         self._started = True
         self._failures, self._retry_at = 0, 0.0
-        self._begin()
+        if self._process is None:
+            self._begin()
 
     def request(self, start_ns: int, end_ns: int, processes: bool = False) -> None:
         """Ask for the window that ends now, and give up the one before."""
@@ -137,7 +137,7 @@ class ReaderProcess:
         except OSError:
             self._ended()
             return
-        self._window.sent, self._owed = True, time.monotonic()
+        self._owed = time.monotonic()
 
     def take(self) -> list[Sample]:
         """Samples that have come since the last call, silent ones among them."""
@@ -234,10 +234,9 @@ class ReaderProcess:
         if reading.subject in window.answered:
             return
         window.answered.add(reading.subject)
-        if (missed := self._missed.pop(reading.subject, None)) is not None:
+        if not reading.silent and (missed := self._missed.pop(reading.subject, None)) is not None:
             for name, events in missed.values.items():
-                if name in reading.values:
-                    reading.values[name] += events
+                reading.values[name] = reading.values.get(name, 0.0) + events
             reading.notes += [note for note in missed.notes if note not in reading.notes]
         self._samples.append(
             Sample(
@@ -269,6 +268,7 @@ class ReaderProcess:
         if not answer.reason:  # else nothing was read, and the window stays unanswered
             if self._window is not None and answer.window == self._window.number:
                 self._window.done = True
+                self._forget_others(self._window.answered)
             self._steady += 1
             if self._steady >= STEADY_WINDOWS:
                 self._failures = 0
@@ -276,14 +276,22 @@ class ReaderProcess:
         if answer.late_seconds > patience:
             self._replace(f"{self._label} has not answered for {answer.late_seconds:.0f} s")
 
+    def _forget_others(self, subjects: set[str]) -> None:
+        """A GPU that was taken out, or divided otherwise, is no longer expected."""
+        for gone in self._models.keys() - subjects:
+            del self._models[gone]
+            self.processes.pop(gone, None)
+            self._missed.pop(gone, None)
+
     def _give_up(self) -> None:
         """Silent samples for what the last window still lacks."""
         window = self._window
         if window is None or window.done:
             return
-        text = self.reason or f"the reader of {self._label} was not ready"
+        text = f"{self._label} was still busy with an earlier window"
         if self._owed is not None:
             text = f"{self._label} has not answered for {time.monotonic() - self._owed:.1f} s"
+        text = self.reason or text
         for subject, model in self._models.items():
             if subject not in window.answered:
                 self._samples.append(
