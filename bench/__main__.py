@@ -11,7 +11,7 @@ import os
 import platform
 import sys
 
-from bench import callback, cost, drain, patterns, ring, runs, soak, telemetry
+from bench import callback, cost, drain, patterns, ring, runs, soak, telemetry_gpu
 
 BENCHES = {
     "callback": callback.main,
@@ -21,7 +21,7 @@ BENCHES = {
     "ring": ring.main,
     "runs": runs.main,
     "soak": soak.main,
-    "telemetry": telemetry.main,
+    "telemetry_gpu": telemetry_gpu.main,
 }
 
 

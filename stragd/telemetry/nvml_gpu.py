@@ -217,6 +217,8 @@ class NvmlGpu:
             if used is not None:
                 values["utilisation_share"] = used.gpu * 0.01
         reasons = self._calls.get("nvmlDeviceGetCurrentClocksEventReasons")
+        if reasons is None:  # the name before 535
+            reasons = self._calls.get("nvmlDeviceGetCurrentClocksThrottleReasons")
         if reasons is not None:
             for quantity, bit in fields.REASONS.items():
                 values[quantity] = float(bool(reasons & bit))
@@ -244,7 +246,7 @@ class NvmlGpu:
         nvml = self._calls.nvml
 
         def ask() -> Any:
-            info = nvml.c_nvmlGpuFabricInfo_v2_t()
+            info = nvml.c_nvmlGpuFabricInfoV_t()
             nvml.nvmlDeviceGetGpuFabricInfoV(self.handle, ctypes.byref(info))
             return info
 
