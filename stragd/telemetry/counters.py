@@ -9,7 +9,7 @@ class Counters:
     """The last value of each counter of one subject."""
 
     def __init__(self) -> None:
-        self._last: dict[Hashable, int] = {}
+        self.last: dict[Hashable, int] = {}
 
     def delta(self, key: Hashable, value: int, bits: int = 64) -> int | None:
         """Growth since the last call; None for a new counter, or one that was reset.
@@ -17,8 +17,8 @@ class Counters:
         A counter of ``bits`` below 64 that went down has wrapped if the growth is less than half
         its range, else it was reset: the value is a new baseline, and this window has no growth.
         """
-        last = self._last.get(key)
-        self._last[key] = value
+        last = self.last.get(key)
+        self.last[key] = value
         if last is None:
             return None
         if value >= last:
@@ -31,4 +31,4 @@ class Counters:
 
     def forget(self) -> None:
         """Every counter starts anew: the driver or the firmware behind them was restarted."""
-        self._last.clear()
+        self.last.clear()

@@ -176,13 +176,15 @@ class NvmlGpu:
         now = time.monotonic_ns()
         passed = now - self._read_at if self._read_at is not None else 0
         self._read_at = now
-        delta = self._counters.delta
+        delta, last = self._counters.delta, self._counters.last
         states: dict[int, float] = {}
         speeds: dict[int, float] = {}
         for key, (_, name, kind, scale), value in found:
-            if math.isnan(value):
+            if kind == "delta" and last.get(key) == value:  # most of them, on a healthy GPU
+                values.setdefault(name, 0.0)
+            elif math.isnan(value):
                 continue
-            if kind == "state":
+            elif kind == "state":
                 values.setdefault(name, value * scale)
             elif kind == "link state":
                 states[key[1]] = value
