@@ -614,7 +614,8 @@ sys.exit(main(sys.argv[1:]))
 def test_signals_and_exit_codes(tmp_path: Path) -> None:
     path = tmp_path / "stragd.toml"
     path.write_text(
-        f"[scoring]\nbaselines_file = '{tmp_path}/baselines'\n[control]\nsocket = '{tmp_path}/c.sock'\n[prometheus]\naddress = '127.0.0.1:0'\n"
+        f"[scoring]\nbaselines_file = '{tmp_path}/baselines'\n"
+        f"[control]\nsocket = '{tmp_path}/c.sock'\n[prometheus]\naddress = '127.0.0.1:0'\n"
     )
     command = [sys.executable, "-c", MAIN, "--config", str(path)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
