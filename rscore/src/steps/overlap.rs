@@ -35,7 +35,7 @@ const LARGEST_ERROR: f64 = 0.15;
 /// Changes of D that L does not explain, over changes of L, beyond which no slope proves overlap:
 /// so small a wait beside so much work hangs together with it by the least of causes, and many
 /// steps make that look certain.
-const MOST_REST: f64 = 3.0;
+const MOST_REST: f64 = 5.0;
 /// Durations that differ less (ns, root mean square) teach nothing: so coarse are device clocks.
 const LEAST_CHANGE_NS: f64 = 10_000.0;
 /// Share of its squares that a figure must keep when others are held fixed; less is rounding.
