@@ -84,7 +84,6 @@ def test_an_uneven_pipeline_blames_nobody_and_reports_the_stage() -> None:
     assert 0.55 < finding["slowdown"] < 0.7
 
 
-@pytest.mark.xfail(strict=True, reason="the spread of a small group does not see its one odd rank")
 def test_a_stage_that_waits_unseen_is_not_called_uneven() -> None:
     """The last stage of trace-AR does the work of the others (compute: 20.1 s against 19.2 s).
 

@@ -22,6 +22,13 @@ pub(super) struct Compared {
     seen: bool,
 }
 
+/// A rank that is confirmed to be slow.
+pub(super) struct Straggler {
+    pub signature: u64,
+    /// What it works beyond its peers; NaN without any.
+    pub extra_ns: f64,
+}
+
 /// By kind, and class or signature.
 pub(super) type Comparisons = BTreeMap<(Kind, u64), Compared>;
 
@@ -47,6 +54,7 @@ pub(super) fn compare(
     compared: &mut Comparisons,
     groups: &Groups,
     rows: &[RankWindow],
+    stragglers: &[Straggler],
     config: &Config,
     next_id: &mut u64,
 ) {
@@ -77,7 +85,9 @@ pub(super) fn compare(
                 let related = alike[&bucket(kind, group)];
                 if related.count > 1 && (kind == Kind::Imbalance || group.key.1 == 0) {
                     let row = &rows[groups.members[group.from].row as usize];
-                    judge(compared, kind, group, &related, row, config, next_id);
+                    let waited = stragglers.iter().filter(|one| one.signature != group.key.0);
+                    let waited = waited.map(|one| one.extra_ns).fold(0.0, f64::max);
+                    judge(compared, kind, group, &related, row, waited, config, next_id);
                 }
             }
         }
@@ -94,13 +104,16 @@ pub(super) fn compare(
     compared.retain(|_, score| score.seen || score.case.is_some());
 }
 
-/// One group against the fastest of the others.
+/// One group against the fastest of the others. `waited_ns`: what a slow rank of another signature
+/// works beyond its peers.
+#[allow(clippy::too_many_arguments)]
 fn judge(
     compared: &mut Comparisons,
     kind: Kind,
     group: &Group,
     related: &Related,
     row: &RankWindow,
+    waited_ns: f64,
     config: &Config,
     next_id: &mut u64,
 ) {
@@ -113,7 +126,12 @@ fn judge(
     score.seen = true;
     let reference = if group.median <= related.first { related.second } else { related.first };
     let difference = group.median - reference;
-    let evidence = score.count(difference, related.spread, row);
+    let mut evidence = score.count(difference, related.spread, row);
+    // Behind a slow rank of another stage, the wait of a whole stage can pass for its work.
+    let extra = group.median.exp() - reference.exp();
+    if !imbalance && evidence >= Evidence::Weak && waited_ns >= extra {
+        evidence = Evidence::Open;
+    }
     match score.case.as_mut().filter(|case| case.is_proven()) {
         Some(case) => case.count(evidence, config),
         None => suspect(&mut score.case, evidence, row.window, score.since, config, next_id),

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::case::Case;
-use super::compare::{compare, Comparisons};
+use super::compare::{compare, Comparisons, Straggler};
 use super::estimate::{scan_limit, Middle};
 use super::fast::{self, FastScore, TENTHS};
 use super::groups::{key, Groups, Member, MIN_PEERS};
@@ -85,7 +85,8 @@ impl JobScore {
         self.judge_ranks(rows, &mut work, config, next_id, update);
         self.judge_job(rows, &mut work, config, next_id);
         self.judge_network(rows, &mut work, config, next_id);
-        compare(&mut self.compared, &work.groups, rows, config, next_id);
+        let stragglers = self.stragglers();
+        compare(&mut self.compared, &work.groups, rows, &stragglers, config, next_id);
         self.work = work;
         self.show(update);
     }
@@ -307,6 +308,16 @@ impl JobScore {
         };
         self.network.judge(value, &whole, &mut work.widths, next_id);
         self.network.show(value, comm, &whole);
+    }
+
+    fn stragglers(&self) -> Vec<Straggler> {
+        let proven = self.entries.iter().zip(&self.ranks).filter(|(entry, _)| entry.proven);
+        let straggler = |(entry, rank): (&Entry, &RankScore)| {
+            let finding = rank.case.as_ref()?.finding.as_ref()?;
+            let extra_ns = finding.own_ns - finding.peers_own_ns;
+            Some(Straggler { signature: entry.key.0, extra_ns })
+        };
+        proven.filter_map(straggler).collect()
     }
 
     /// Every open finding, and those that this window cleared.
