@@ -142,7 +142,7 @@ def fails(done: subprocess.CompletedProcess[str], *words: str, code: int = 1) ->
         (["ranks"], ["llama-7b"]),
         (["findings"], ["job llama-7b (00c0ffee12345678)", "straggler: rank 2 on node0, confirmed",
                         "costs 73.2 ms per step (17.8 %), between 70.0 and 76.9 ms",
-                        "    - 24.3% slower than its peers", "cause: not known yet"]),
+                        "    - 24.3% slower than its peers", "where: unknown, cause: unknown"]),
         (["probes"], ["probes are on"]),
         (["ring"], ["4002  nvidia 2.31.2  open   progress", "1200", "4002: NCCL 2.31.2 is slowed",
                     "4002: forwards to the plugin inspector"]),

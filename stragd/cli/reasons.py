@@ -110,9 +110,9 @@ def _body(finding: Finding, compact: bool) -> Iterable[str]:
     if not evidence and finding["slowdown"] is not None:
         side = "above" if finding["slowdown"] >= 0 else "below"
         yield f"own work is {percent(abs(finding['slowdown']))} {side} its peers"
-    where = "" if finding["where"] == "unknown" else f"where: {clean(finding['where'])}, "
+    where = f"where: {clean(finding['where'])}, "
     if cause["name"] == "unknown":
-        yield f"{where}cause: not known yet"
+        yield f"{where}cause: unknown"
     else:
         yield f"{where}cause: {clean(cause['name'])} ({percent(cause['confidence'])} sure)"
     if cause["advice"]:
