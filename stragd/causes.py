@@ -22,6 +22,9 @@ HOLD_SECONDS = 90.0
 """A cause that is no longer seen stays for so long: three windows of 30 s, until the scorer says
 that the rank recovers."""
 
+GLANCE_SECONDS = 0.2
+"""Least time between two looks at who is stopped."""
+
 FindingKey = tuple[int, int]
 """(job, the scorer's id)"""
 
@@ -53,6 +56,7 @@ class Causes:
         self._now_ns = 0
         self._members: frozenset[Member] = frozenset()
         self._last = float("-inf")  # monotonic s
+        self._glanced = float("-inf")
         self._held: dict[FindingKey, _Held] = {}
 
     def start(self) -> None:
@@ -85,6 +89,12 @@ class Causes:
             for part in self._collector.parts.values()
         ]
 
+    def turn(self, now: float) -> None:
+        """Between passes: whose processes are stopped now."""
+        if now - self._glanced >= GLANCE_SECONDS:
+            self._glanced = now
+            self._collector.glance()
+
     def window(self, table: JobTable, now: float) -> None:
         """A window of a job has closed: read what belongs to it."""
         if now - self._last >= self._config.seconds:
@@ -94,7 +104,6 @@ class Causes:
         """Once a second; findings whose cause has come to be known, or is another."""
         if not self._collector.parts:
             return []
-        self._collector.glance()
         due = now - self._last >= self._config.seconds
         if due and (self._held or self._members != frozenset(self._living(table))):
             self._read(table, now)

@@ -164,6 +164,7 @@ class Watch:
         """Take what came: processes first, since the windows belong to them."""
         if self.engine is not None:
             self._take_processes(self.engine, now)
+        self.causes.turn(now)
         for array in windows:
             self._score(array, now)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from stragd.finding import Cause
+from stragd.finding import Cause, Where
 from stragd.outputs.snapshot import Job, Library, Rank, Ring, Snapshot
 
 
@@ -362,7 +362,7 @@ def _rings(rings: Iterable[Ring]) -> Mapping[tuple[str, str, str], int]:
 def _findings(page: _Page, now: Snapshot, max_series: int) -> None:
     counts: dict[tuple[str, str, str, str], int] = {}
     costs: dict[tuple[str, str, str], tuple[float | None, float]] = {}
-    causes: dict[tuple[str, str, str, str, str, str], float] = {}
+    causes: dict[tuple[str, str, str, str, Where, str], float] = {}
     for finding in now["findings"][: max_series // 8]:
         rank = str(finding["subject"].get("rank", ""))
         about = (finding["job"]["name"], rank, str(finding["kind"]))
