@@ -23,6 +23,7 @@ from bench import (
     runs,
     score,
     soak,
+    telemetry_gpu,
     telemetry_host,
 )
 
@@ -38,9 +39,10 @@ BENCHES = {
     "runs": runs.main,
     "score": score.main,
     "soak": soak.main,
+    "telemetry_gpu": telemetry_gpu.main,
     "telemetry_host": telemetry_host.main,
 }
-FOR_ANYBODY = {"causes", "power", "rivals", "score", "telemetry_host"}
+FOR_ANYBODY = {"causes", "power", "rivals", "score", "telemetry_gpu", "telemetry_host"}
 """Benches that attach no probes."""
 
 

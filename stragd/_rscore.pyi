@@ -213,4 +213,8 @@ class Scorer:
         """The whole state but for the configuration; stragd/scoring/state.py has the format."""
     def restore(self, state: bytes) -> None:
         """Take a saved state over. Raises ValueError, and changes nothing, where it is none."""
+    def ends(self, job: int) -> tuple[int, int | None, int] | None:
+        """Last window, tenth of one (None: there was none) and step that were scored of a job."""
+    def jobs(self) -> list[int]:
+        """Every job that is known."""
     def forget(self, job: int) -> None: ...

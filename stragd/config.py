@@ -167,6 +167,11 @@ class Scoring:
     history_windows: int = _key(
         200, "Windows that the baseline of a rank remembers.", low=10, high=100000
     )
+    baselines_file: str = _key(
+        "/var/lib/stragd/baselines",
+        "Where the baselines are kept over a restart of the daemon.",
+        path=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -289,7 +294,9 @@ class Config:
 
     def scorer(self) -> dict[str, Any]:
         """The native Scorer's part."""
-        return dataclasses.asdict(self.scoring)
+        settings = dataclasses.asdict(self.scoring)
+        del settings["baselines_file"]
+        return settings
 
     def changed(self, other: Config) -> tuple[list[str], list[str]]:
         """(keys that differ in ``other``, those of them that wait for a restart)."""

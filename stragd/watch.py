@@ -5,8 +5,10 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from stragd import baselines
 from stragd.causes import Causes
 from stragd.config import Config
 from stragd.config import Ring as RingConfig
@@ -57,11 +59,10 @@ class Engine(Protocol):
     def progress(self) -> int: ...
 
 
-class Scorer(Protocol):
+class Scorer(baselines.Scorer, Protocol):
     """The native scorer (``stragd._rscore.Scorer``)."""
 
     def update(self, windows: NDArray[np.void]) -> Update: ...
-    def forget(self, job: int) -> None: ...
 
 
 class Identifier(Protocol):
@@ -98,6 +99,8 @@ class Watch:
         self._journal = journal
         self._make_engine = make_engine
         self._scorer = scorer
+        path = Path(config.scoring.baselines_file)
+        self._baselines = baselines.Baselines(path, scorer, self._complain)
         self._identifier = identifier
         self._statuses: dict[ProcessKey, RankStatus] = {}
         self._looked_again = 0.0
@@ -108,6 +111,7 @@ class Watch:
 
     def start(self) -> None:
         """Load and attach; when the kernel refuses, `engine_error` says why."""
+        self._baselines.load(time.monotonic())
         self.causes.start()
         engine: Engine | None = None
         try:
@@ -128,6 +132,7 @@ class Watch:
         try:
             if self.engine is not None:
                 self.engine.close()
+                self._baselines.save(time.monotonic())
         finally:
             self.causes.close()
 
@@ -176,10 +181,11 @@ class Watch:
             self.table.update_status(statuses)
             self._identify(self.engine, now)
             self._report_notes()
+        self._baselines.tick(now)
         for finding in self.causes.tick(self.table, self.store, now):
             self._journal.cause(finding)
         for job in self.table.expired(now, ended_job_seconds):
-            self._scorer.forget(job.key)
+            self._baselines.forget(job.key)
             self.causes.forget(job.key)
             self._tell(self.store.close_job(job.key, "job ended"))
             self._journal.write(
@@ -252,6 +258,9 @@ class Watch:
                 job_key=job_key(job.key),
             )
 
+    def _complain(self, text: str) -> None:
+        self._journal.write("degraded", text, WARNING, reason=text)
+
     def _fault(self, what: str, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}"
         self._journal.write("degraded", f"{what}: {reason}", WARNING, reason=reason)
@@ -265,6 +274,7 @@ class Watch:
             job = self.table.jobs.get(key)
             if job is None:
                 continue  # a last window of a job that was dropped
+            self._baselines.go_on(key, rows)
             tenth = bool(rows["flags"][0] & TENTH)
             if not tenth:
                 self.table.take_window(job, rows)

@@ -55,6 +55,7 @@ class Daemon:
         self.log = directory / "stragd.log"
         self.config = directory / "stragd.toml"
         self.config.write_text(
+            f'[scoring]\nbaselines_file = "{directory}/baselines"\n'
             f'[control]\nsocket = "{self.socket}"\n'
             f'[prometheus]\naddress = "127.0.0.1:{self.port}"\n{config}'
         )

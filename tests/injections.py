@@ -32,9 +32,7 @@ def neighbours(pid: int) -> Iterator[None]:
     """
     core = cpus()[-1]
     subprocess.run(["taskset", "-acp", str(core), str(pid)], check=True, stdout=subprocess.DEVNULL)
-    busy = [
-        subprocess.Popen(pinned(core, SPIN), start_new_session=True) for _ in range(NEIGHBOURS)
-    ]
+    busy = [subprocess.Popen(pinned(core, SPIN), start_new_session=True) for _ in range(NEIGHBOURS)]
     try:
         yield
     finally:

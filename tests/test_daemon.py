@@ -177,6 +177,18 @@ class HandScorer:
     def forget(self, job: int) -> None:
         self.forgotten.append(job)
 
+    def save(self) -> bytes:
+        return b""
+
+    def restore(self, state: bytes) -> None:
+        """Nothing was kept."""
+
+    def ends(self, job: int) -> None:
+        return None
+
+    def jobs(self) -> list[int]:
+        return []
+
 
 class HandIdentifier:
     """A process is rank pid % 10 of job pid // 10; others are nobody."""
@@ -249,6 +261,7 @@ class Running:
 
     def write(self, tmp_path: Path, text: str) -> None:
         self.path.write_text(
+            f"[scoring]\nbaselines_file = '{tmp_path}/baselines'\n"
             f"[control]\nsocket = '{tmp_path}/c.sock'\n[prometheus]\naddress = '127.0.0.1:0'\n"
             + text
         )
@@ -601,6 +614,7 @@ sys.exit(main(sys.argv[1:]))
 def test_signals_and_exit_codes(tmp_path: Path) -> None:
     path = tmp_path / "stragd.toml"
     path.write_text(
+        f"[scoring]\nbaselines_file = '{tmp_path}/baselines'\n"
         f"[control]\nsocket = '{tmp_path}/c.sock'\n[prometheus]\naddress = '127.0.0.1:0'\n"
     )
     command = [sys.executable, "-c", MAIN, "--config", str(path)]

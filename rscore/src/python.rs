@@ -423,6 +423,14 @@ impl Scorer {
         self.scorer.restore(state).map_err(PyValueError::new_err)
     }
 
+    fn ends(&self, job: u64) -> Option<(u64, Option<u64>, u64)> {
+        self.scorer.ends(job).map(|ends| (ends.window, ends.tenth, ends.step))
+    }
+
+    fn jobs(&self) -> Vec<u64> {
+        self.scorer.jobs().collect()
+    }
+
     fn forget(&mut self, job: u64) {
         self.scorer.forget(job);
     }

@@ -12,7 +12,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -266,6 +266,11 @@ class Amd:
         return self._models.get(gpu, Device("amd/unknown"))
 
     def _read_topology(self) -> None:
+        for gpu, properties in self.nodes():
+            self._models[str(gpu)] = self.device(properties)
+
+    def nodes(self) -> Iterator[tuple[int, dict[str, str]]]:
+        """GPU id and properties of every GPU, or part of one, in KFD's topology."""
         try:
             nodes = sorted((self._kfd / "topology/nodes").iterdir())[:MAX_DEVICES]
         except OSError:
@@ -276,10 +281,10 @@ class Amd:
                 continue  # a CPU
             raw = read_bounded(node / "properties", 1 << 14) or b""
             lines = (line.split() for line in raw.decode("ascii", "replace").splitlines())
-            values = {line[0]: line[1] for line in lines if len(line) == 2 and line[1].isdigit()}
-            self._models[str(gpu)] = self._device(values)
+            yield gpu, {line[0]: line[1] for line in lines if len(line) == 2 and line[1].isdigit()}
 
-    def _device(self, properties: dict[str, str]) -> Device:
+    def device(self, properties: dict[str, str]) -> Device:
+        """Class and UUID of a node of KFD's topology."""
         device = self._drm / f"renderD{properties.get('drm_render_minor', '0')}" / "device"
         product = (read_bounded(device / "product_name", 256) or b"").decode("utf-8", "replace")
         known = AMD_MODELS.get(int(properties.get("device_id", "0")))

@@ -7,17 +7,17 @@ than the NIC reader's second, and that once: while a driver does not answer it i
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from stragd.config import Telemetry
 from stragd.discovery.environ import read_environ
 from stragd.discovery.process import MemoryReader
+from stragd.telemetry.gpus import GpuTelemetry
 from stragd.telemetry.host import HostTelemetry
 from stragd.telemetry.nic import NicTelemetry
 from stragd.telemetry.sample import RankTelemetry, Sample
@@ -102,6 +102,8 @@ class _Pass:
     node: Sample | None = None
     nics: dict[str, Sample] = field(default_factory=dict)
     gpus: dict[str, Sample] = field(default_factory=dict)
+    unanswered: dict[str, Sample] = field(default_factory=dict)
+    """Silent samples of the pass before: all there is of a GPU that still does not answer."""
 
 
 @dataclass(frozen=True)
@@ -225,12 +227,12 @@ class Collector:
         assert self._gpu is not None
         latencies = []
         for sample in self._gpu.samples():
-            if sample.end_ns < this.end_ns:
-                continue  # of a pass that was given up
-            this.gpus[sample.subject] = sample
-            latencies.append(sample.values.get("reader_latency_ms", 0.0))
+            if sample.end_ns >= this.end_ns:
+                this.gpus[sample.subject] = sample
+                latencies.append(sample.values.get("reader_latency_ms", 0.0))
+            elif sample.silent:
+                this.unanswered[sample.subject] = sample
         if latencies:
-            self._known_gpus = set(this.gpus)
             self.parts["gpu"].seconds = max(latencies) / 1e3
         if self._gpu.reason:
             self._failed("gpu", self._gpu.reason)
@@ -253,6 +255,9 @@ class Collector:
         """RankTelemetry of every member."""
         this, self._pass = self._pass, None
         assert this is not None
+        if this.gpus:
+            self._known_gpus = set(this.gpus)
+        by_address = {**this.unanswered, **this.gpus}
         gpus = self._try("gpu", lambda: self._gpus(m.pid for m in this.members)) or {}
         ranks: dict[int, dict[int, RankTelemetry]] = {}
         for member in this.members:
@@ -262,7 +267,7 @@ class Collector:
                 member.rank,
                 member.host,
                 this.processes.get(member.pid),
-                this.gpus.get(pci) if pci else None,
+                by_address.get(pci) if pci else None,
                 nics,
                 this.node,
             )
@@ -306,11 +311,5 @@ class Collector:
 
 def gpu_reader(config: Telemetry) -> GpuReader | None:
     """The reader of GPUs; None where there is no GPU, or none is wanted."""
-    if not (config.nvidia or config.amd):
-        return None
-    try:
-        gpus: Any = importlib.import_module("stragd.telemetry.gpus")
-    except ModuleNotFoundError:
-        return None
-    reader: GpuReader = gpus.GpuTelemetry(nvidia=config.nvidia, amd=config.amd)
+    reader = GpuTelemetry(nvidia=config.nvidia, amd=config.amd)
     return reader if reader.present else None

@@ -210,6 +210,14 @@ pub struct Update {
     pub refused_rows: u64,
 }
 
+/// Where a job's numbers have come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ends {
+    pub window: u64,
+    pub tenth: Option<u64>,
+    pub step: u64,
+}
+
 /// Scores of every job. One call per window and job.
 #[derive(Debug)]
 pub struct Scorer {
@@ -249,6 +257,19 @@ impl Scorer {
     /// Takes a state over. On an error, which names the reason, nothing changes.
     pub fn restore(&mut self, data: &[u8]) -> Result<(), String> {
         state::restore(self, data)
+    }
+
+    /// Last window, tenth of a window and step that were scored of a job.
+    #[must_use]
+    pub fn ends(&self, job: u64) -> Option<Ends> {
+        let job = self.jobs.get(&job)?;
+        let step = job.entries.iter().map(|entry| entry.last_step).max().unwrap_or_default();
+        Some(Ends { window: job.window?, tenth: job.fast.last, step })
+    }
+
+    /// Every job that is known.
+    pub fn jobs(&self) -> impl Iterator<Item = u64> + '_ {
+        self.jobs.keys().copied()
     }
 
     /// Forgets a job.

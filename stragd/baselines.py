@@ -1,0 +1,117 @@
+"""What the scorer has learnt, kept over restarts of the daemon: no rank is learnt anew.
+
+The numbers of a job's windows and steps begin anew with the daemon; here they go on.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from stragd.jobs import TENTH
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+SAVE_SECONDS = 60.0
+UNSEEN_SECONDS = 600.0
+"""A job of an earlier daemon that has not come by then has ended meanwhile."""
+MAX_BYTES = 1 << 30
+
+
+class Scorer(Protocol):
+    """What is kept of the native scorer (``stragd._rscore.Scorer``)."""
+
+    def save(self) -> bytes: ...
+    def restore(self, state: bytes) -> None: ...
+    def ends(self, job: int) -> tuple[int, int | None, int] | None: ...
+    def jobs(self) -> list[int]: ...
+    def forget(self, job: int) -> None: ...
+
+
+class Baselines:
+    """The scorer's state in one file; the main loop's thread only."""
+
+    def __init__(self, path: Path, scorer: Scorer, complain: Callable[[str], None]) -> None:
+        """``complain`` takes one line: what is wrong, why, and what it costs."""
+        self._path = path
+        self._scorer = scorer
+        self._complain = complain
+        self._failed = False
+        self._saved = self._begun = 0.0
+        self._earlier: set[int] = set()  # jobs of the file that were not seen yet
+        self._offsets: dict[int, tuple[int, int, int]] = {}  # of window, tenth and step, by job
+
+    def load(self, now: float) -> None:
+        """Take over what an earlier daemon left."""
+        self._saved = self._begun = now
+        try:
+            with self._path.open("rb") as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise ValueError("it is no regular file")
+                state = file.read(MAX_BYTES + 1)
+            if len(state) > MAX_BYTES:
+                raise ValueError(f"it is longer than {MAX_BYTES} bytes")
+            self._scorer.restore(state)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            self._complain(f"{self._path}: {error}; every baseline is learnt anew")
+            return
+        self._earlier = set(self._scorer.jobs())
+
+    def go_on(self, job: int, rows: NDArray[np.void]) -> None:
+        """Number the rows of a window, in place, after those that an earlier daemon scored."""
+        if job in self._earlier:
+            self._earlier.discard(job)
+            window, tenth, step = self._scorer.ends(job) or (-1, None, -1)
+            self._offsets[job] = (window + 1, 0 if tenth is None else tenth + 1, step + 1)
+        offsets = self._offsets.get(job)
+        if offsets is None:
+            return
+        window, tenth, step = offsets
+        rows["window"] += tenth if rows["flags"][0] & TENTH else window
+        rows["first_step"] += step
+        rows["last_step"] += step
+
+    def forget(self, job: int) -> None:
+        """The job has ended."""
+        self._scorer.forget(job)
+        self._offsets.pop(job, None)
+
+    def tick(self, now: float) -> None:
+        """Now and then: write, and forget what has ended while no daemon ran."""
+        if self._earlier and now - self._begun >= UNSEEN_SECONDS:
+            for job in self._earlier:
+                self._scorer.forget(job)
+            self._earlier.clear()
+        if now - self._saved >= SAVE_SECONDS:
+            self.save(now)
+
+    def save(self, now: float) -> None:
+        """Write the file; the old one stays whole until the new one is."""
+        self._saved = now
+        try:
+            self._write(self._scorer.save())
+        except (OSError, ValueError) as error:
+            if not self._failed:
+                self._complain(f"{self._path}: {error}; a restart would learn every baseline anew")
+            self._failed = True
+            return
+        self._failed = False
+
+    def _write(self, state: bytes) -> None:
+        if self._path.exists() and not self._path.is_file():
+            raise ValueError("it is no regular file")
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = self._path.with_name(self._path.name + ".new")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        with open(os.open(new, flags, 0o600), "wb") as file:
+            file.write(state)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self._path)

@@ -1,0 +1,58 @@
+"""Asking NVML about one GPU: refusals are remembered, a lost GPU is told from a failed call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from stragd.telemetry.nvml_fields import LOST, REFUSED
+
+
+class GpuLost(Exception):
+    """The GPU answers nothing any more; the text says why."""
+
+
+class Calls:
+    """Calls about one GPU."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self.nvml, self.handle = nvml, handle
+        self._refused: set[object] = set()
+        self._bound: dict[tuple[str, tuple[int, ...]], Callable[[], Any]] = {}
+
+    def ask(self, name: object, call: Callable[[], Any]) -> Any:
+        """Result of ``call``; None where refused (then never asked again) or failed; GpuLost."""
+        if name in self._refused:
+            return None
+        try:
+            return call()
+        except self.nvml.NVMLError as error:
+            code = int(error.value)
+            if code in LOST:
+                raise GpuLost(f"NVML: {LOST[code]}") from None
+            if code in REFUSED:
+                self._refused.add(name)
+        except AttributeError:  # an nvidia-ml-py that does not know the call
+            self._refused.add(name)
+        return None
+
+    def get(self, function: str, *arguments: int) -> Any:
+        """``ask`` for a function of NVML that takes the handle first."""
+        name = (function, arguments)
+        if (call := self._bound.get(name)) is None:
+            call = self._bound[name] = self._bind(function, arguments)
+        return self.ask(name, call)
+
+    def _bind(self, function: str, arguments: tuple[int, ...]) -> Callable[[], Any]:
+        found = getattr(self.nvml, function, None)
+        return partial(found, self.handle, *arguments) if found is not None else _missing
+
+
+def _missing() -> Any:
+    raise AttributeError
+
+
+def text(value: str | bytes) -> str:
+    """A name as the binding gives it, old or new."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
