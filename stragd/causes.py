@@ -54,6 +54,7 @@ class Causes:
         self._past: dict[int, Past] = {}
         self._now: dict[int, dict[int, RankTelemetry]] = {}
         self._now_ns = 0
+        self._fresh = False  # a pass has come since the last look at the findings
         self._members: frozenset[Member] = frozenset()
         self._last = float("-inf")  # monotonic s
         self._glanced = float("-inf")
@@ -107,10 +108,10 @@ class Causes:
         due = now - self._last >= self._config.seconds
         if due and (self._held or self._members != frozenset(self._living(table))):
             self._read(table, now)
-        complete = self._collector.complete()
-        if complete is None:
+        self._take(self._collector.complete())
+        if not self._fresh:
             return []
-        self._take(complete)
+        self._fresh = False
         return self._look_again(table, store)
 
     def forget(self, job: int) -> None:
@@ -203,14 +204,13 @@ class Causes:
             return
         self._last, self._members = now, frozenset(members)
         self._past = {job: past for job, past in self._past.items() if job in table.jobs}
-        late = self._collector.begin(members)
-        if late is not None:
-            self._take(late)
-        complete = self._collector.complete()
-        if complete is not None:
-            self._take(complete)
+        self._take(self._collector.begin(members))
+        self._take(self._collector.complete())
 
-    def _take(self, complete: Complete) -> None:
+    def _take(self, complete: Complete | None) -> None:
+        if complete is None:
+            return
+        self._fresh = True
         self._now_ns = complete.time_ns
         self._now = {job: dict(ranks) for job, ranks in complete.ranks.items()}
         for job, ranks in complete.ranks.items():

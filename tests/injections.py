@@ -7,10 +7,8 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from tests.hosts import SPIN, RealCgroups, cpus, pinned
 

@@ -199,6 +199,7 @@ class Collector:
             missing = self._known_gpus.difference(this.gpus)
             if (missing or not self._known_gpus) and waited < GPU_SECONDS:
                 return None
+            self._known_gpus = {*this.gpus, *this.unanswered}
         return self._join()
 
     def _keep(self, processes: set[tuple[int, int]]) -> None:
@@ -255,8 +256,6 @@ class Collector:
         """RankTelemetry of every member."""
         this, self._pass = self._pass, None
         assert this is not None
-        if this.gpus:
-            self._known_gpus = set(this.gpus)
         by_address = {**this.unanswered, **this.gpus}
         gpus = self._try("gpu", lambda: self._gpus(m.pid for m in this.members)) or {}
         ranks: dict[int, dict[int, RankTelemetry]] = {}
