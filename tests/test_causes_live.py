@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import os
 import urllib.request
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import injections
 from tests.fakenvml import FakeNvml
 from tests.harness import Daemon, Job, daemon, job, wait_for
+from tests.injections import CONDITIONS, LIMIT, RANKS, WATCH, arguments, blamed, learnt
 from tests.needs import lacking
 
-RANKS = 4
 SICK = 2
-LIMIT = 240.0
-WATCH = "[windows]\nsteps = 25\n[telemetry]\nseconds = 1\n"
 HW_THERMAL = 270  # NVML's field of the time in hardware thermal slowdown
 
 
@@ -30,34 +25,6 @@ HW_THERMAL = 270  # NVML's field of the time in hardware thermal slowdown
 def _root() -> None:
     if os.geteuid() != 0:
         lacking("the daemon attaches eBPF probes: run this as root")
-
-
-def arguments(*more: str) -> list[str]:
-    """A job that computes a little and sleeps most of its step, so that ranks share two cores."""
-    return ["--step-ms", "60", "--cpu-ms", "6", "--steps", "100000", *more]
-
-
-def learnt(watcher: Daemon, training: Job) -> dict[int, int]:
-    """Wait until the scorer knows what is normal; rank -> pid."""
-
-    def known() -> dict[int, int]:
-        ranks = watcher.ranks(training)
-        jobs = {rank["job"] for rank in ranks}
-        windows = [j["windows"] for j in watcher.ask("jobs")["jobs"] if j["key"] in jobs]
-        return {r["rank"]: r["pid"] for r in ranks} if windows and min(windows) >= 8 else {}
-
-    found = wait_for("windows of every rank", known, LIMIT)
-    assert sorted(found) == list(range(RANKS))
-    return found
-
-
-def blamed(watcher: Daemon, training: Job) -> dict[str, Any] | None:
-    """The most expensive confirmed finding about a rank of this job."""
-    jobs = {rank["job"] for rank in watcher.ranks(training)}
-    for finding in watcher.ask("findings")["findings"]:
-        if finding["job"]["key"] in jobs and finding["state"] == "confirmed":
-            return finding if "rank" in finding["subject"] else None
-    return None
 
 
 def wait_for_cause(watcher: Daemon, training: Job, cause: str) -> dict[str, Any]:
@@ -78,30 +45,21 @@ def wait_for_cause(watcher: Daemon, training: Job, cause: str) -> dict[str, Any]
         raise AssertionError(f"{error}; {last}; {watcher.output()[-3000:]}") from None
 
 
-@pytest.mark.parametrize(
-    ("inject", "cause", "where", "words"),
-    [
-        (injections.neighbours, "cpu-contention", "machine", "runnable but not running"),
-        (injections.quota, "cpu-quota", "job", "throttl"),
-        (injections.stops, "stopped-process", "job", "stopped"),
-    ],
-    ids=["neighbours on its core", "CPU quota", "stopped now and then"],
-)
-def test_what_is_done_to_a_rank_is_named(
-    inject: Callable[[int], AbstractContextManager[None]], cause: str, where: str, words: str
-) -> None:
+@pytest.mark.parametrize("name", [n for n, c in CONDITIONS.items() if c.cause != "unknown"])
+def test_what_is_done_to_a_rank_is_named(name: str) -> None:
+    condition = CONDITIONS[name]
     with daemon(WATCH) as watcher, job("ddp.py", RANKS, *arguments()) as training:
         pids = learnt(watcher, training)
-        with inject(pids[SICK]):
-            finding = wait_for_cause(watcher, training, cause)
-            assert finding["where"] == where
-            assert words in finding["cause"]["evidence"][0]
+        with condition.inject(pids[SICK]):
+            finding = wait_for_cause(watcher, training, condition.cause)
+            assert finding["where"] == condition.where
+            assert condition.words in finding["cause"]["evidence"][0]
             assert "peers" in finding["cause"]["evidence"][0]
             assert finding["cause"]["advice"]
-            text = watcher.control("findings").stdout
-            assert f"where: {where}, cause: {cause}" in text
-            assert f"cause {cause}" in watcher.output()
-            assert f"cause: {cause}" in watcher.control("top").stdout
+            place = f"where: {condition.where}, cause: {condition.cause}"
+            assert place in watcher.control("findings").stdout
+            assert place in watcher.control("top").stdout
+            assert f"cause {condition.cause}" in watcher.output()
 
 
 def test_a_rank_that_is_just_slow_has_no_cause_until_its_gpu_is_hot(
