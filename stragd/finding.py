@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime
 import json
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -60,11 +61,12 @@ class Cause(TypedDict):
     advice: str
 
 
-class _Replayed(TypedDict, total=False):
+class _Optional(TypedDict, total=False):
     until: Since  # last slow window of a finding that had passed when the recording ended
+    speeds: dict[str, float]  # of an imbalance: each class's speed over the fastest's
 
 
-class Finding(_Replayed):
+class Finding(_Optional):
     """One finding; the kind says which parts of `subject` are there."""
 
     id: str
@@ -101,16 +103,28 @@ def job_key(job: int) -> str:
     return f"{job:016x}"
 
 
-def build(raw: Mapping[str, Any], job: FindingJob, subject: Subject, steps: bool) -> Finding:
+def build(
+    raw: Mapping[str, Any],
+    job: FindingJob,
+    subject: Subject,
+    steps: bool,
+    speeds: Mapping[str, float] | None = None,
+) -> Finding:
     """Make the finding of one of the scorer's (``_rscore.Finding``).
 
     ``subject`` is who it is about, from identities. ``steps`` is False where the job's steps are
-    not inferred: its times are per window then, and the cost is a share only.
+    not inferred: its times are per window then, and the cost is a share only. ``speeds`` are those
+    of the job's classes (``class_speeds``), for an imbalance.
     """
     unit = "step" if steps else "window"
     cost = _cost(raw) if steps else None
     kind: Kind = raw["kind"]
-    return {
+    moves = _moves_with_work(raw)
+    evidence = _evidence(raw, subject, cost, unit)
+    if kind == "imbalance" and speeds and len(speeds) > 1:
+        each = ", ".join(f"{name} {speed:.2f}" for name, speed in speeds.items())
+        evidence.append(f"speed of each class, of the fastest: {each}")
+    finding: Finding = {
         "id": _identifier(raw, job, subject),
         "job": job,
         "kind": kind,
@@ -121,10 +135,46 @@ def build(raw: Mapping[str, Any], job: FindingJob, subject: Subject, steps: bool
         "cost_ms_per_step": cost,
         "cost_percent": round(100 * (_number(raw["cost_fraction"]) or 0.0), 3),
         "confidence": _number(raw["confidence"]) or 0.0,
-        "where": _WHERE.get(kind, "unknown"),
+        "where": "job" if moves else _WHERE.get(kind, "unknown"),
         "cause": {"name": "unknown", "confidence": 0.0, "evidence": [], "advice": ""},
-        "evidence": _evidence(raw, subject, cost, unit),
+        "evidence": evidence + moves,
     }
+    if kind == "imbalance" and speeds:
+        finding["speeds"] = dict(speeds)
+    return finding
+
+
+MOVED = 3
+"""Ranks that were slow in turn within 64 windows: machines do not take turns."""
+
+
+def _moves_with_work(raw: Mapping[str, Any]) -> list[str]:
+    """Why the job is slow and not the machine, when it is: one line each."""
+    if raw["kind"] not in ("straggler", "intermittent"):
+        return []
+    work, slowdown = _number(raw.get("work")), _number(raw["slowdown"])
+    lines = []
+    if work is not None and slowdown is not None and work > max(slowdown, 0.01) / 2:
+        lines.append(
+            f"it moves {work:.1%} more bytes per step than its peers: the job, not the machine"
+        )
+    moved = int(raw.get("moved", 0))
+    if moved >= MOVED:
+        lines.append(
+            f"{moved} other ranks were slow within the last 64 windows and are well again: "
+            "the job, not the machine"
+        )
+    return lines
+
+
+def class_speeds(own_ns: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Speed of each class over the fastest's, fastest first, from (class, own time) of ranks."""
+    times: dict[str, list[float]] = {}
+    for name, own in own_ns:
+        if math.isfinite(own) and own > 0:
+            times.setdefault(name, []).append(own)
+    medians = sorted((statistics.median(own), name) for name, own in times.items())
+    return {name: round(medians[0][0] / own, 4) for own, name in medians}
 
 
 # What the kind alone says about the place; a straggler's needs telemetry to tell.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from stragd.finding import Finding, FindingJob, Subject, build, job_key
+from stragd.finding import Finding, FindingJob, Subject, build, class_speeds, job_key
 from stragd.outputs import snapshot
 from stragd.peers import Peers, median
 
@@ -290,7 +290,12 @@ class JobTable:
             subject["class"] = self._class_names.get(raw["class_id"], f"{raw['class_id']:08x}")
         elif raw["kind"] == "uneven-work" and raw["signature"] is not None:
             subject["signature"] = f"{raw['signature']:016x}"
-        return build(raw, job.about(), subject, steps)
+        speeds = class_speeds(
+            (clean(rank.identity.class_name), rank.own)
+            for rank in job.ranks.values()
+            if rank.own is not None
+        )
+        return build(raw, job.about(), subject, steps, speeds)
 
     def expired(self, now: float, seconds: float) -> list[Job]:
         """Remove and return the jobs that have had no process for ``seconds``.

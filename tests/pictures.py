@@ -33,6 +33,8 @@ def raw_finding(**changes: Any) -> dict[str, Any]:
         "own_ns": 120e6,
         "peers_own_ns": 100e6,
         "peers": 3,
+        "work": 0.0,
+        "moved": 0,
     }
     raw.update(changes)
     return raw

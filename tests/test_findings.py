@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import jsonschema
 import pytest
 
 from stragd import findings as findings_module
-from stragd.finding import build, describe, schema
+from stragd.finding import build, class_speeds, describe, schema
 from stragd.findings import FindingStore
 from tests.pictures import finding, raw_finding
 
@@ -75,6 +76,37 @@ def test_other_kinds(kind: str, subject: Any, where: str) -> None:
     valid(made)
     assert made["where"] == where
     assert f"-{kind}-" in made["id"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"work": 0.25}, "job"),
+        ({"work": 0.02}, "unknown"),
+        ({"work": float("nan")}, "unknown"),
+        ({"slowdown": 0.002, "work": 0.002}, "unknown"),
+        ({"moved": 3}, "job"),
+        ({"moved": 2}, "unknown"),
+        ({"kind": "job-wide", "work": 0.25, "moved": 9}, "unknown"),
+    ],
+)
+def test_what_moves_with_the_work_is_the_job(changes: Any, where: str) -> None:
+    made = finding(**changes)
+    valid(made)
+    assert made["where"] == where
+    assert any("the job, not the machine" in line for line in made["evidence"]) == (where == "job")
+
+
+def test_an_imbalance_says_how_fast_each_class_is() -> None:
+    own = [("amd/MI300X", 125.0), ("nvidia/H200", 100.0), ("amd/MI300X", 124.0), ("x", math.nan)]
+    speeds = class_speeds(own)
+    assert speeds == {"nvidia/H200": 1.0, "amd/MI300X": 0.8032}
+    raw = raw_finding(kind="imbalance", rank=None)
+    made = build(raw, finding()["job"], {"class": "amd/MI300X"}, True, speeds)
+    valid(made)
+    assert made["speeds"] == speeds
+    assert any("nvidia/H200 1.00, amd/MI300X 0.80" in line for line in made["evidence"])
+    assert "speeds" not in build(raw_finding(), finding()["job"], {"rank": 2}, True, speeds)
 
 
 def test_schema_refuses_what_is_not_a_finding() -> None:

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from stragd import _rscore
-from stragd.replay.simulate import Fault, Scenario, simulate
+from stragd.replay.measure import fast_power
+from stragd.replay.simulate import Fault, Noise, Scenario, simulate
 from stragd.scoring import estimate
 from stragd.scoring.model import BASES, KINDS, STATES, Config, Finding
 from stragd.scoring.reference import Scorer
@@ -201,3 +202,55 @@ def test_the_limit_has_the_false_alarm_rate_that_it_is_for() -> None:
     )
     realised = quiet_before.sum() / alarms.size
     assert 0.5 < realised / rate < 1.5, (realised, rate)
+
+
+def steps_to_name(slowdown: float, noise: Noise = "gaussian", **more: int) -> np.ndarray:
+    """Steps until the slow rank of 16 is named, of twenty jobs; nobody else may be."""
+    fault = Fault((3,), slowdown, 12)
+    scenario = Scenario(
+        ranks=16, jobs=20, windows=14, noise=noise, faults=(fault,), ordinary=(3,), **more
+    )
+    seen = fast_power(scenario, 12)
+    assert seen.others == 0
+    return seen.delays
+
+
+def test_a_gross_slowdown_is_named_within_steps() -> None:
+    assert (steps_to_name(0.25) <= 20).all()
+    assert (steps_to_name(1.0) <= 10).all()
+    assert (steps_to_name(0.05) >= 100).all(), "what is small waits for whole windows"
+
+
+def test_steps_that_take_twice_as_long_now_and_then_name_nobody() -> None:
+    scenario = Scenario(ranks=16, jobs=20, windows=60, noise="outliers", evaluation=7, tenths=True)
+    scorer = _rscore.Scorer({})
+    for rows in simulate(scenario):
+        for one in scorer.update(rows)["findings"]:
+            assert (one["kind"], one["state"]) != ("straggler", "confirmed"), one
+
+
+def test_a_hiccup_of_tens_of_steps_ends_with_its_windows() -> None:
+    """Named by the fast lane, well again in the next windows."""
+    fault = Fault((3,), 1.0, 12, 13)
+    scenario = Scenario(ranks=16, windows=20, faults=(fault,), ordinary=(3,), tenths=True)
+    scorer, states = _rscore.Scorer({}), []
+    for rows in simulate(scenario):
+        said = [one for one in scorer.update(rows)["findings"] if one["kind"] == "straggler"]
+        states += [(one["rank"], one["state"], one["since_window"]) for one in said]
+    assert states[0] == (3, "confirmed", 12)
+    assert states[-1] == (3, "cleared", 12)
+    assert {rank for rank, _, _ in states} == {3}
+
+
+def test_work_and_turns_are_told() -> None:
+    """A rank that is given more to do, and ranks that are slow in turn."""
+    faults = (Fault((3,), 0.2, 20, 30), Fault((5,), 0.2, 35, 45), Fault((8,), 0.2, 50, 60))
+    scorer, work, moved = _rscore.Scorer({}), 0.0, 0
+    for rows in simulate(Scenario(ranks=16, windows=75, faults=(*faults, Fault((9,), 0.2, 65)))):
+        if rows["window"][0] >= 65:
+            rows["bytes"][9] *= 1.3
+        for one in scorer.update(rows)["findings"]:
+            if one["rank"] == 9 and one["kind"] == "straggler":
+                work, moved = one["work"], one["moved"]
+    assert work == pytest.approx(0.3)
+    assert moved == 3

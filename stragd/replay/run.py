@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from stragd._rscore import Scorer
-from stragd.finding import Finding, Subject, build, iso_time, job_key
+from stragd.finding import Finding, Subject, build, class_speeds, iso_time, job_key
 from stragd.jobs import STEPS_NOT_INFERRED, clean
 from stragd.outputs.snapshot import Abstention
 from stragd.replay.recording import RecordedJob, Recording
@@ -50,6 +50,8 @@ class _Window:
     number: int
     time_ns: int
     inferred: bool
+    speeds: dict[str, float]
+    """Of each class, over the fastest's."""
 
     def name(self, last: bool = False) -> str:
         """Its first step (its last one), as people are told."""
@@ -108,7 +110,7 @@ def replay(recording: Recording, settings: dict[str, Any] | None = None) -> Repl
     refused = 0
     for rows in recording.windows:
         key = int(rows["job"][0])
-        windows[key, int(rows["window"][0])] = _window(rows)
+        windows[key, int(rows["window"][0])] = _window(rows, recording.jobs[key])
         update = scorer.update(rows)
         refused += update["refused_rows"]
         for raw in update["findings"]:
@@ -159,14 +161,20 @@ def _no_verdict(raw: Mapping[str, Any], about: RecordedJob, reason: str) -> Abst
     }
 
 
-def _window(rows: NDArray[np.void]) -> _Window:
+def _window(rows: NDArray[np.void], about: RecordedJob) -> _Window:
+    classes = (_class_name(number, about) for number in rows["class_id"].tolist())
     return _Window(
         int(rows["first_step"].min()),
         int(rows["last_step"].max()),
         int(rows["window"][0]),
         int(rows["time_ns"].max()),
         not bool((rows["flags"] & STEPS_NOT_INFERRED).any()),
+        class_speeds(zip(classes, rows["own"].tolist(), strict=True)),
     )
+
+
+def _class_name(number: int, about: RecordedJob) -> str:
+    return clean(about.classes.get(number, f"{number:08x}"))
 
 
 def _take(episodes: dict[tuple[int, int], _Episode], raw: RawFinding) -> None:
@@ -202,7 +210,8 @@ def _finding(
     job = last["job"]
     about = recording.jobs[job]
     begin = windows[job, last["since_window"]]
-    finding = build(raw, _about(job, about), _subject(raw, about), begin.inferred)
+    speeds = windows[job, typical["window"]].speeds
+    finding = build(raw, _about(job, about), _subject(raw, about), begin.inferred, speeds)
     end = windows[job, episode.last_slow]
     if begin.inferred:
         finding["since"]["step"] = begin.first_step
@@ -231,8 +240,7 @@ def _subject(raw: dict[str, Any], about: RecordedJob) -> Subject:
         if rank in about.labels:
             subject["label"] = clean(about.labels[rank])
     elif raw["kind"] == "imbalance" and raw["class_id"] is not None:
-        name = about.classes.get(raw["class_id"], f"{raw['class_id']:08x}")
-        subject["class"] = clean(name)
+        subject["class"] = _class_name(raw["class_id"], about)
     elif raw["kind"] == "uneven-work" and signature is not None:
         subject["signature"] = f"{signature:016x}"
         if signature in about.stages:

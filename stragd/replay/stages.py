@@ -84,7 +84,7 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
             if name != "optype":
                 kind = "float64" if name in ("start_ts", "duration") else "int64"
                 columns[name] = table[name].cast(kind).to_numpy()
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise RecordingError(f"not a readable parquet file: {reason}") from None
     return _checked(columns)

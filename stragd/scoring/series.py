@@ -139,10 +139,18 @@ class Spread:
 
 @dataclass(frozen=True)
 class Prior:
-    """What is believed of a group's noise before it is looked at."""
+    """What is believed of a group's noise before it is looked at, and what its job has seen."""
 
-    differences: float = NOISE_PRIOR * NOISE_PRIOR
+    near: float = PRIOR_WEIGHT * NOISE_PRIOR * NOISE_PRIOR
     weight: float = PRIOR_WEIGHT
+    inside: bool = False
+    """Whether the group is among those that it was made of."""
+
+    def rest(self, near: float, near_weight: float) -> tuple[float, float]:
+        """(sum, weight) without a group that has these."""
+        if not self.inside:
+            return self.near, self.weight
+        return max(self.near - near, 0.0), max(self.weight - near_weight, PRIOR_WEIGHT)
 
 
 def lend(everybody: Sequence[Spread], stated: float) -> Prior:
@@ -153,7 +161,7 @@ def lend(everybody: Sequence[Spread], stated: float) -> Prior:
     for one in everybody:
         near += one.near
         weight += one.near_weight
-    return Prior(near / weight, weight)
+    return Prior(near, weight, True)
 
 
 def pool(members: Sequence[Spread], floor: float, prior: Prior) -> Noise:
@@ -169,8 +177,9 @@ def pool(members: Sequence[Spread], floor: float, prior: Prior) -> Noise:
     if far_weight > 0.0 and near > 0.0:
         correlation = min(max(far / far_weight / (near / near_weight) - 1.0, 0.0), 0.9)
         correlation *= far_weight / (far_weight + UNCORRELATED)
-    lent = min(max(prior.weight - near_weight, PRIOR_WEIGHT), LENT)
-    near += lent * prior.differences
+    rest, rest_weight = prior.rest(near, near_weight)
+    lent = min(rest_weight, LENT)
+    near += lent * (rest / rest_weight)
     near_weight += lent
     differences = max(near / near_weight, 1e-12)
     variance = max(differences / (1.0 - correlation), floor * floor)

@@ -160,16 +160,29 @@ impl Spread {
     }
 }
 
-/// What is believed of a group's noise before it is looked at.
+/// What is believed of a group's noise before it is looked at, and what its job has seen.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Prior {
-    differences: f64,
+    near: f64,
     weight: f64,
+    /// Whether the group is among those that it was made of.
+    inside: bool,
 }
 
 impl Default for Prior {
     fn default() -> Prior {
-        Prior { differences: NOISE_PRIOR * NOISE_PRIOR, weight: PRIOR_WEIGHT }
+        let near = PRIOR_WEIGHT * NOISE_PRIOR * NOISE_PRIOR;
+        Prior { near, weight: PRIOR_WEIGHT, inside: false }
+    }
+}
+
+impl Prior {
+    /// (Sum, weight) without a group that has these.
+    fn rest(&self, near: f64, near_weight: f64) -> (f64, f64) {
+        if !self.inside {
+            return (self.near, self.weight);
+        }
+        ((self.near - near).max(0.0), (self.weight - near_weight).max(PRIOR_WEIGHT))
     }
 }
 
@@ -182,7 +195,7 @@ pub(super) fn lend<'a>(everybody: impl Iterator<Item = &'a Spread>, stated: f64)
         near += one.near;
         weight += one.near_weight;
     }
-    Prior { differences: near / weight, weight }
+    Prior { near, weight, inside: true }
 }
 
 /// Noise of a group, from its members in the order of their ranks.
@@ -204,8 +217,9 @@ pub(super) fn pool<'a>(
         correlation = (far / far_weight / (near / near_weight) - 1.0).clamp(0.0, 0.9);
         correlation *= far_weight / (far_weight + UNCORRELATED);
     }
-    let lent = (prior.weight - near_weight).clamp(PRIOR_WEIGHT, LENT);
-    near += lent * prior.differences;
+    let (rest, rest_weight) = prior.rest(near, near_weight);
+    let lent = rest_weight.min(LENT);
+    near += lent * (rest / rest_weight);
     near_weight += lent;
     let differences = (near / near_weight).max(1e-12);
     let variance = (differences / (1.0 - correlation)).max(floor * floor);

@@ -32,6 +32,10 @@ const BESIDE: f64 = 0.4;
 const WAITED: f64 = 0.6;
 const ERRORS: f64 = 3.0;
 const LARGEST_ERROR: f64 = 0.15;
+/// Changes of D that L does not explain, over changes of L, beyond which no slope proves overlap:
+/// so small a wait beside so much work hangs together with it by the least of causes, and many
+/// steps make that look certain.
+const MOST_REST: f64 = 5.0;
 /// Durations that differ less (ns, root mean square) teach nothing: so coarse are device clocks.
 const LEAST_CHANGE_NS: f64 = 10_000.0;
 /// Share of its squares that a figure must keep when others are held fixed; less is rounding.
@@ -110,9 +114,9 @@ impl Figures {
     }
 
     fn judge(&self) -> Option<bool> {
-        let (slope, error) = self.slope().filter(|&(_, error)| error < LARGEST_ERROR)?;
+        let (slope, error, rest) = self.slope().filter(|&(_, error, _)| error < LARGEST_ERROR)?;
         if slope + ERRORS * error < WAITED && slope < BESIDE {
-            Some(true)
+            (rest < MOST_REST).then_some(true)
         } else if slope - ERRORS * error > BESIDE && slope > WAITED {
             Some(false)
         } else {
@@ -128,8 +132,9 @@ impl Figures {
         }
     }
 
-    /// Partial slope of D over L, and its standard error.
-    fn slope(&self) -> Option<(f64, f64)> {
+    /// Partial slope of D over L, its standard error, and the changes of D that it leaves over
+    /// those of L.
+    fn slope(&self) -> Option<(f64, f64, f64)> {
         let least = self.weight * LEAST_CHANGE_NS * LEAST_CHANGE_NS;
         if self.weight < LEAST || self.products[DURATION][DURATION] < least {
             return None;
@@ -152,7 +157,8 @@ impl Figures {
         let slope = rest[DURATION][DISTANCE] / squares;
         let residual = (rest[DISTANCE][DISTANCE] - slope * rest[DURATION][DISTANCE]).max(0.0);
         let freedom = self.weight - DISTANCE as f64;
-        Some((slope, (residual / freedom / squares).sqrt()))
+        let rest = (residual / squares).sqrt();
+        Some((slope, rest / freedom.sqrt(), rest))
     }
 
     fn is_beside(&self) -> Option<bool> {
@@ -355,6 +361,33 @@ mod tests {
             }
             assert_ne!(overlap.places[0].is_beside(), Some(true), "{seed}");
         }
+    }
+
+    /// A short wait at the end of the backward pass and half a step of work behind it, which hang
+    /// together a little through the rank's pace; many ranks are sure of the slope that this makes.
+    #[test]
+    fn a_short_wait_beside_much_work_is_no_overlap_however_many_ranks_say_so() {
+        let mut ranks: Vec<Overlap> = (0..8).map(|_| Overlap::default()).collect();
+        for (rank, overlap) in ranks.iter_mut().enumerate() {
+            overlap.follow(1, 5, 0);
+            for n in 0..500 {
+                let random = super::super::hash::mix(rank as u64, n);
+                let pace = random % 1_000_000;
+                let end_ns = 1_000_000 + (random >> 20) % 170_000 - pace / 20;
+                let next_start_ns = end_ns + 18_000_000 + pace;
+                overlap.own_within(
+                    0,
+                    &Neighbours { start_ns: 0, end_ns, next_start_ns, stream_end_ns: end_ns },
+                );
+            }
+        }
+        share(&mut ranks.iter_mut().collect::<Vec<_>>());
+        let together = ranks[0].places[0].shared;
+        assert_ne!(together.beside, Some(true));
+        let mut figures = Figures::default();
+        ranks.iter().for_each(|rank| figures.pool(&rank.places[0]));
+        let (slope, error, _) = figures.slope().expect("a slope");
+        assert!(slope + ERRORS * error < WAITED, "else this test proves nothing: {slope} {error}");
     }
 
     #[test]
