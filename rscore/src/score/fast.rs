@@ -109,11 +109,10 @@ impl FastScore {
                     continue;
                 }
                 entry.fast = value;
-                let mut beside = Beside { others: f64::NAN, level: value, limit: 0.0, spread: 1.0 };
-                if group.len() > MIN_PEERS {
-                    beside.others = groups.level(&group, number, values).0;
-                    beside.level = member.value - beside.others;
-                }
+                let beside = match group.len() > MIN_PEERS {
+                    true => groups.beside(&group, number, values),
+                    false => Beside { level: value, ..Beside::NOBODY },
+                };
                 let rank = &mut scores.ranks[member.slot as usize];
                 let excursion = Excursion { value, before, deviation, beside };
                 let around = groups.around(&group, 0);

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::estimate::{spread, Middle};
-use super::rank::Around;
+use super::estimate::{level_limit, spread, Middle};
+use super::rank::{Around, Beside};
 use super::{reason, Abstention};
 use crate::window::{flag, RankWindow};
 
@@ -14,6 +14,8 @@ const STEPS_SLACK: f64 = 3.0;
 pub(super) const MIN_PEERS: usize = 3;
 /// Groups in which one member counts for the spread.
 const SMALL_GROUP: usize = 16;
+/// Spread of the values below which none is believed when it is a unit of confidence (ln).
+const LEAST_SPREAD: f64 = 0.03;
 
 /// (signature, STEPS_NOT_INFERRED or 0, class): ranks of one key are peers.
 pub(super) type Key = (u64, u32, u32);
@@ -56,6 +58,8 @@ pub(super) struct Group {
     pub middle: Middle,
     pub median: f64,
     pub spread: f64,
+    /// `level_limit` of that.
+    pub level_limit: f64,
     /// Median of the bytes per step, once somebody asked.
     usual_bytes: Option<f64>,
 }
@@ -75,6 +79,8 @@ pub(super) struct Groups {
     pub slowest: HashMap<u64, (f64, f64)>,
     /// Excesses of the healthy that have a past, in no order.
     pub everybody: Vec<f64>,
+    /// What all members share, when it is one key.
+    alike: Option<Key>,
     values: Vec<f64>,
     scratch: Vec<f64>,
 }
@@ -107,6 +113,7 @@ impl Groups {
     ) {
         let usual = self.usual_steps(rows, accepted);
         self.members.clear();
+        let (mut first, mut alike) = (None, true);
         for (&place, &slot) in accepted.iter().zip(slots) {
             let row = &rows[place as usize];
             let partial = row.flags & flag::PARTIAL != 0;
@@ -128,16 +135,22 @@ impl Groups {
                     0 => row.own.ln(),
                     _ => (row.own / row.wall).ln(),
                 };
+                alike &= *first.get_or_insert(key(row)) == key(row);
                 let own = row.own;
                 self.members.push(Member { row: place, slot, value, own, ..Member::default() });
             }
         }
+        self.alike = first.filter(|_| alike);
     }
 
     /// Puts what was selected into groups.
     pub fn arrange(&mut self, rows: &[RankWindow]) {
         self.groups.clear();
         self.slowest.clear();
+        if let Some(key) = self.alike {
+            self.add(key, 0, self.members.len());
+            return;
+        }
         // Stable: by rank within a group.
         let of = |member: &Member| key(&rows[member.row as usize]);
         self.members.sort_by_key(of);
@@ -170,7 +183,16 @@ impl Groups {
         let middle = Middle::of(&mut self.scratch);
         let median = middle.median();
         let spread = spread(members.iter().map(|member| member.value), median, &mut self.scratch);
-        self.groups.push(Group { key, from, to, middle, median, spread, usual_bytes: None });
+        self.groups.push(Group {
+            key,
+            from,
+            to,
+            middle,
+            median,
+            spread,
+            level_limit: level_limit(spread, (to - from).saturating_sub(1).max(1)),
+            usual_bytes: None,
+        });
         let slowest = self.slowest.entry(key.0).or_default();
         for member in members {
             if member.own > slowest.0 {
@@ -240,15 +262,17 @@ impl Groups {
         }
     }
 
-    /// (Median of the others' values, spread that is natural among them) of a member of a group.
-    pub fn level(&self, group: &Group, member: usize, scratch: &mut Vec<f64>) -> (f64, f64) {
-        let others = group.middle.median_without(self.members[member].value);
-        if group.len() > SMALL_GROUP {
-            return (others, group.spread);
+    /// A member of a group of more than one beside the others.
+    pub fn beside(&self, group: &Group, member: usize, scratch: &mut Vec<f64>) -> Beside {
+        let value = self.members[member].value;
+        let others = group.middle.median_without(value);
+        let (mut natural, mut limit) = (group.spread, group.level_limit);
+        if group.len() <= SMALL_GROUP {
+            let places = (group.from..group.to).filter(|place| *place != member);
+            natural = spread(places.map(|place| self.members[place].value), others, scratch);
+            limit = level_limit(natural, group.len() - 1);
         }
-        let places = (group.from..group.to).filter(|place| *place != member);
-        let values = places.map(|place| self.members[place].value);
-        (others, spread(values, others, scratch))
+        Beside { others, level: value - others, limit, spread: natural.max(LEAST_SPREAD) }
     }
 }
 

@@ -102,21 +102,19 @@ impl JobScore {
         self.fast.last = Some(rows[accepted[0] as usize].window);
         let mut work = std::mem::take(&mut self.work);
         let (groups, slots) = (&mut work.groups, &mut work.slots);
-        let (mut known, mut slot) = (Vec::with_capacity(accepted.len()), 0);
+        let mut slot = 0;
         slots.clear();
         for &place in accepted {
             let rank = rows[place as usize].rank;
             while self.entries.get(slot).is_some_and(|entry| entry.rank < rank) {
                 slot += 1;
             }
-            // A rank that the last windows did not have is selected all the same: its steps count.
-            known.push(place);
             slots.push(match self.entries.get(slot) {
                 Some(entry) if entry.rank == rank => slot as u32,
                 _ => u32::MAX,
             });
         }
-        groups.select(rows, &known, slots, &mut Vec::new());
+        groups.select(rows, accepted, slots, &mut Vec::new());
         let entries = &self.entries;
         groups.members.retain_mut(|member| {
             let entry = entries.get(member.slot as usize);
@@ -223,12 +221,12 @@ impl JobScore {
             for number in group.from..group.to {
                 let member = groups.members[number];
                 let row = &rows[member.row as usize];
-                let level = (context.around.peers >= MIN_PEERS)
-                    .then(|| groups.level(&group, number, &mut work.values));
+                let beside = (context.around.peers >= MIN_PEERS)
+                    .then(|| groups.beside(&group, number, &mut work.values));
                 let entry = &mut self.entries[member.slot as usize];
                 let rank = &mut self.ranks[member.slot as usize];
                 let changes = &mut rank::Work { widths: &mut work.widths, next_id };
-                let reason = rank.judge(entry, &member, row, level, &context, changes);
+                let reason = rank.judge(entry, &member, row, beside, &context, changes);
                 if entry.open {
                     rank.tell_work(groups.work(place, rows, row));
                 }

@@ -1,7 +1,7 @@
 //! Scores of one rank: against its past, against its peers, now and then.
 
 use super::case::{suspect, Case, Evidence, How, MEMORY};
-use super::estimate::{confidence, level_limit, RUN};
+use super::estimate::{confidence, RUN};
 use super::groups::{Key, Member, MIN_PEERS};
 use super::series::{scan, Change, Noise, Series, Spread, Test, Widths, LEAST_PAST};
 use super::{reason, Basis, Config, Finding, Kind, State};
@@ -152,6 +152,10 @@ pub(super) struct Beside {
     pub spread: f64,
 }
 
+impl Beside {
+    pub const NOBODY: Beside = Beside { others: f64::NAN, level: 0.0, limit: 0.0, spread: 1.0 };
+}
+
 impl RankScore {
     /// Forgets the past. Its findings end.
     pub fn renew(&mut self, farewells: &mut Vec<Finding>) {
@@ -204,18 +208,18 @@ impl RankScore {
         self.past_count = (self.past_count + 1).min(history);
     }
 
-    /// One window; the reason when nothing can be said. `level` is (median of the others, spread).
+    /// One window; the reason when nothing can be said.
     pub fn judge(
         &mut self,
         entry: &mut Entry,
         member: &Member,
         row: &RankWindow,
-        level: Option<(f64, f64)>,
+        beside: Option<Beside>,
         context: &Context<'_>,
         work: &mut Work<'_>,
     ) -> Option<&'static str> {
         self.catch_up(&mut entry.behind);
-        let reason = self.weigh_window(entry, member, row, level, context, work);
+        let reason = self.weigh_window(entry, member, row, beside, context, work);
         self.tell(entry);
         reason
     }
@@ -225,7 +229,7 @@ impl RankScore {
         entry: &mut Entry,
         member: &Member,
         row: &RankWindow,
-        level: Option<(f64, f64)>,
+        beside: Option<Beside>,
         context: &Context<'_>,
         work: &mut Work<'_>,
     ) -> Option<&'static str> {
@@ -243,13 +247,10 @@ impl RankScore {
         }
         let mut value = member.value - member.reference - self.series.anchor;
         let shown = value;
-        let mut beside = Beside { others: f64::NAN, level: 0.0, limit: 0.0, spread: 1.0 };
-        if let Some((others, natural)) = level {
-            let limit = level_limit(natural, context.around.peers);
-            let level = member.value - others;
-            beside = Beside { others, level, limit, spread: natural.max(0.03) };
-            self.count_gross(level, limit, row);
+        if let Some(beside) = beside {
+            self.count_gross(beside.level, beside.limit, row);
         }
+        let beside = beside.unwrap_or(Beside::NOBODY);
         if let Some(case) = self.case.as_mut().filter(|case| case.is_proven()) {
             let difference = value - case.base;
             case.follow(difference * trust, deviation, beside.limit, config);

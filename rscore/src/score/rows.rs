@@ -31,9 +31,11 @@ pub(super) fn accept(
         let most = most_named(accepted.iter().map(of).collect());
         accepted.retain(|place| of(place) == most);
     }
-    // Stable: the first row of a rank counts.
-    accepted.sort_by_key(|place| row(place).rank);
-    accepted.dedup_by_key(|place| row(place).rank);
+    if !accepted.is_sorted_by(|a, b| row(a).rank < row(b).rank) {
+        // Stable: the first row of a rank counts.
+        accepted.sort_by_key(|place| row(place).rank);
+        accepted.dedup_by_key(|place| row(place).rank);
+    }
 }
 
 /// The window that occurs most often, the first of several.
