@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from stragd.config import Telemetry
 from stragd.diagnosis import Diagnosis, Past, apply, diagnose
+from stragd.diagnosis.signals import STRONG
 from stragd.finding import Finding, iso_time
 from stragd.findings import FindingStore
 from stragd.jobs import Job, JobTable, clean, kind_of
@@ -25,6 +26,8 @@ that the rank recovers."""
 GLANCE_SECONDS = 0.2
 """Least time between two looks at who is stopped."""
 
+_UNKNOWN = Diagnosis("unknown", 0.0, (), "", "unknown")
+
 FindingKey = tuple[int, int]
 """(job, the scorer's id)"""
 
@@ -37,6 +40,7 @@ class _Held:
     diagnosis: Diagnosis
     seen_ns: int  # CLOCK_REALTIME at the end of the pass that showed the cause
     told: str = ""  # the cause that the journal has
+    guess: tuple[str, int] = ("", 0)  # a weak cause, and the end of the pass that showed it first
 
 
 class Causes:
@@ -134,11 +138,9 @@ class Causes:
             held = self._held.get(key)
             before = held.finding["state"] if held else ""
             if held is None:
-                made = self._diagnose(job, finding, slow)
-                held = self._held[key] = _Held(finding, made, self._now_ns)
-            else:
-                held.finding = finding
-                self._renew(job, held, slow)
+                held = self._held[key] = _Held(finding, _UNKNOWN, self._now_ns)
+            held.finding = finding
+            self._renew(job, held, slow)
             if finding["state"] == "confirmed" != before:
                 held.told = held.diagnosis.name  # the journal tells it with the state
             if finding["state"] == "cleared":
@@ -167,6 +169,15 @@ class Causes:
         if held.finding["state"] not in ("suspect", "confirmed"):
             return
         made = self._diagnose(job, held.finding, slow)
+        if made.name != held.diagnosis.name and 0.0 < made.confidence < STRONG:
+            # On a crowded node any one pass shows some rank worse off: wait for a second.
+            if held.guess[0] != made.name:
+                held.guess = (made.name, self._now_ns)
+            if held.guess[1] == self._now_ns:
+                others = ((made.name, round(made.confidence, 3)), *made.others)
+                made = replace(_UNKNOWN, evidence=made.evidence, others=others)
+        else:
+            held.guess = ("", 0)
         age = (self._now_ns - held.seen_ns) / 1e9
         if made.name != "unknown" or held.diagnosis.name == "unknown" or age > HOLD_SECONDS:
             held.diagnosis, held.seen_ns = made, self._now_ns

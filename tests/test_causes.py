@@ -252,3 +252,20 @@ def test_glances_are_not_more_frequent_than_needed(watched: Watched) -> None:
     for step in range(10):
         watched.causes.turn(100 + step * module.GLANCE_SECONDS / 4)
     assert 2 <= watched.collector.glances <= 4
+
+
+def test_a_weak_cause_waits_for_a_second_pass(watched: Watched) -> None:
+    watched.collector.waits[SICK] = 0.1
+    first = watched.window(state="confirmed")
+    assert first is not None
+    assert name(first) == "unknown"
+    assert "cpu-contention (" in first["evidence"][-1]
+    assert name(watched.tick(0.1)) == "unknown", "the same pass again"
+    assert name(watched.window(state="confirmed")) == "cpu-contention"
+    assert name(watched.window(state="confirmed")) == "cpu-contention"
+
+
+def test_one_bad_pass_names_nothing(watched: Watched) -> None:
+    for wait in (0.1, 0.01) * 5:
+        watched.collector.waits[SICK] = wait
+        assert name(watched.window(state="confirmed")) == "unknown"
