@@ -14,6 +14,7 @@ import sys
 from bench import (
     callback,
     causes,
+    causes_live,
     cost,
     drain,
     patterns,
@@ -30,6 +31,7 @@ from bench import (
 BENCHES = {
     "callback": callback.main,
     "causes": causes.main,
+    "causes_live": causes_live.main,
     "cost": cost.main,
     "drain": drain.main,
     "patterns": patterns.main,

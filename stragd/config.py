@@ -184,6 +184,29 @@ class Findings:
 
 
 @dataclass(frozen=True)
+class Telemetry:
+    """What drivers, sysfs and /proc say about the ranks, for the cause of a finding. Read only."""
+
+    enabled: bool = _key(True, "Read telemetry; without it every cause is `unknown`.", live=True)
+    seconds: float = _key(
+        5.0,
+        "Least seconds between two passes; one follows each window, and more while a finding is "
+        "open.",
+        low=1,
+        high=3600,
+        live=True,
+    )
+    host: bool = _key(True, "Read the ranks' processes and the node.", live=True)
+    nic: bool = _key(True, "Read network devices and RDMA ports.", live=True)
+    nvidia: bool = _key(
+        True,
+        "Read NVIDIA GPUs; `false` lets go of the driver, so that it can be replaced.",
+        live=True,
+    )
+    amd: bool = _key(True, "Read AMD GPUs.", live=True)
+
+
+@dataclass(frozen=True)
 class Prometheus:
     """The metrics page."""
 
@@ -239,6 +262,7 @@ class Config:
     windows: Windows = field(default_factory=Windows)
     scoring: Scoring = field(default_factory=Scoring)
     findings: Findings = field(default_factory=Findings)
+    telemetry: Telemetry = field(default_factory=Telemetry)
     prometheus: Prometheus = field(default_factory=Prometheus)
     control: Control = field(default_factory=Control)
     journal: Journal = field(default_factory=Journal)

@@ -30,7 +30,15 @@ from stragd.outputs.journal import ERROR, INFO, NOTICE, WARNING, Journal
 from stragd.outputs.snapshot import Check, ConfigValue, Ring, Snapshot
 from stragd.outputs.verbs import Verbs
 from stragd.outputs.windowlog import Part
-from stragd.watch import Engine, Identifier, Scorer, Watch, engine_limits, library_limits
+from stragd.watch import (
+    Engine,
+    Identifier,
+    Scorer,
+    Watch,
+    engine_limits,
+    library_limits,
+    reader_limits,
+)
 
 if TYPE_CHECKING:
     from stragd.outputs.prometheus import MetricsServer
@@ -191,7 +199,7 @@ class Daemon:
         table, store = self._watch.table, self._watch.store
         counters, libraries = self._watch.counters(), self._watch.libraries()
         probes_on = self._watch.engine is not None and self._watch.probes_on
-        findings = store.open()
+        findings, readers = store.open(), self._watch.causes.readers()
         return {
             "version": __version__,
             "host": self._host,
@@ -205,12 +213,14 @@ class Daemon:
             "unidentified": table.unidentified,
             "libraries": libraries,
             "rings": self._watch.rings(),
+            "readers": readers,
             "counters": counters,
             "collector_up": {
                 "probes": probes_on,
                 "process_events": counters.get("sideband", 1.0 if counters else 0.0) > 0,
                 "control": "control" not in self._limits,
                 "metrics": "metrics" not in self._limits,
+                **{f"telemetry_{reader['name']}": not reader["reason"] for reader in readers},
             },
             "cpu_seconds": cpu_seconds(),
             "start_time": self._meter.started,
@@ -218,7 +228,12 @@ class Daemon:
                 counters,
                 libraries,
                 "on" if probes_on else "off",
-                [*self._limits.values(), *engine_limits(counters), *library_limits(libraries)],
+                [
+                    *self._limits.values(),
+                    *engine_limits(counters),
+                    *library_limits(libraries),
+                    *reader_limits(readers),
+                ],
             ),
         }
 
@@ -265,7 +280,7 @@ class Daemon:
         host = read_host(group=self.config.control.group)
         others = [why for part, why in self._limits.items() if part != "probes"]
         error, notes = self._watch.engine_error, self._watch.notes()
-        return examine(host, now["libraries"], error, others, notes, now["rings"])
+        return examine(host, now["libraries"], error, others, notes, now["rings"], now["readers"])
 
     def windows(self, after: int | None, job: int | None) -> Part:
         """Windows that were scored after number ``after``, perhaps of one job only."""
@@ -354,6 +369,8 @@ class Daemon:
         self._watch.store.keep(new.findings.cleared_kept)
         if old.prometheus != self.config.prometheus:
             self._start_metrics()
+        if old.telemetry != self.config.telemetry:
+            self._watch.causes.configure(self.config.telemetry)
         if old.ring != self.config.ring:
             self._watch.configure_ring(self.config.ring)
         text = f"changed: {', '.join(changed) or 'nothing'}"

@@ -15,7 +15,7 @@ from typing import Literal
 
 from stragd.outputs.control import group_id
 from stragd.outputs.journal import journal_module, under_journald
-from stragd.outputs.snapshot import Check, Library, Ring
+from stragd.outputs.snapshot import Check, Library, Reader, Ring
 
 CAPABILITIES = {
     "CAP_DAC_READ_SEARCH": 2,
@@ -50,7 +50,9 @@ class Host:
     hidepid: str = ""  # option of the /proc mount, "" where all is visible
     pid_namespace: int | None = None
     devices: frozenset[str] = field(default_factory=frozenset)  # of nvidiactl, kfd
-    modules: frozenset[str] = field(default_factory=frozenset)  # of pynvml, amdsmi
+    modules: frozenset[str] = field(default_factory=frozenset)  # of pynvml, amdsmi, pyroute2
+    disk_waits: bool | None = None  # kernel.task_delayacct; None where the kernel has no such key
+    pressure: bool = True  # /proc/pressure
     group: str = "stragd"
     group_exists: bool = True
     journald: Literal["native", "no-module", "stderr"] = "stderr"
@@ -92,7 +94,11 @@ def read_host(root: Path = Path("/"), group: str = "stragd") -> Host:
         hidepid=_hidepid(text("proc/self/mountinfo")),
         pid_namespace=_pid_namespace(root),
         devices=frozenset(d for d in ("nvidiactl", "kfd") if (root / "dev" / d).exists()),
-        modules=frozenset(m for m in ("pynvml", "amdsmi") if importlib.util.find_spec(m)),
+        modules=frozenset(
+            m for m in ("pynvml", "amdsmi", "pyroute2") if importlib.util.find_spec(m)
+        ),
+        disk_waits={"0": False, "1": True}.get(text("proc/sys/kernel/task_delayacct").strip()),
+        pressure=bool(text("proc/pressure/cpu")),
         group=group,
         group_exists=group_id(group) is not None,
         journald=journald,
@@ -143,11 +149,12 @@ def examine(
     degraded: Iterable[str] = (),
     notes: Iterable[str] = (),
     rings: Iterable[Ring] = (),
+    readers: Iterable[Reader] = (),
 ) -> list[Check]:
     """All checks.
 
     ``engine_error`` says why there is no engine, "" when it runs; ``degraded`` what else does not
-    work; ``notes`` are about the identity of processes.
+    work; ``notes`` are about the identity of processes; ``readers`` are those of telemetry.
     """
     libraries = list(libraries)
     checks = [
@@ -162,6 +169,7 @@ def examine(
         _journal(host),
         _nvidia(host),
         _amd(host),
+        *_telemetry(host, list(readers)),
     ]
     for library in libraries:
         checks.append(_library(library))
@@ -377,6 +385,58 @@ def _nvidia(host: Host) -> Check:
 
 def _amd(host: Host) -> Check:
     return _gpu(host, "AMD", "kfd", "amdsmi", "amdsmi")
+
+
+def _telemetry(host: Host, readers: list[Reader]) -> Iterator[Check]:
+    """What the cause of a finding is told by."""
+    if not readers:
+        yield _check(
+            "telemetry",
+            "limited",
+            "off: the cause of every finding is unknown",
+            "set enabled = true in section [telemetry]",
+        )
+        return
+    for reader in readers:
+        state: Literal["ok", "limited"] = "limited" if reader["reason"] else "ok"
+        seconds = reader["read_s"]
+        took = "not read yet" if seconds is None else f"the last pass took {1e3 * seconds:.1f} ms"
+        fix = "the cause of findings is told without it" if reader["reason"] else ""
+        yield _check(f"telemetry of {reader['name']}", state, reader["reason"] or took, fix)
+    names = {reader["name"] for reader in readers}
+    if "host" in names:
+        yield _disk_waits(host)
+        yield _check(
+            "pressure (PSI)",
+            "ok" if host.pressure else "limited",
+            "the kernel counts it" if host.pressure else "the kernel does not count it",
+            "" if host.pressure else "boot with psi=1",
+        )
+    if "nic" in names:
+        there = "pyroute2" in host.modules
+        yield _check(
+            "counters of network drivers",
+            "ok" if there else "limited",
+            "pyroute2 is there"
+            if there
+            else "the Python package pyroute2 is missing: NICs are read from sysfs alone, without "
+            "ethtool's statistics and the highest rate of a link",
+            "" if there else "pip install pyroute2",
+        )
+
+
+def _disk_waits(host: Host) -> Check:
+    feature = "disk waits of ranks"
+    if host.disk_waits:
+        return _check(feature, "ok", "kernel.task_delayacct is 1")
+    return _check(
+        feature,
+        "limited",
+        "kernel.task_delayacct is 0: a slow disk under a data loader shows as I/O pressure only"
+        if host.disk_waits is False
+        else "this kernel does not count them by task",
+        "sysctl kernel.task_delayacct=1; jobs started afterwards are counted",
+    )
 
 
 def _library(library: Library) -> Check:

@@ -65,6 +65,14 @@ class FindingStore:
             transitions.append(self._clear(key, "no longer scored", self._open[key]))
         return transitions
 
+    def replace(self, key: tuple[int, int], finding: Finding) -> Finding | None:
+        """Take a finding's new cause, in the same state; None where it is not open."""
+        old = self._open.get(key)
+        if old is None:
+            return None
+        self._open[key] = finding = cast("Finding", {**finding, "id": old["id"]})
+        return finding
+
     def close_job(self, job: int, reason: str) -> list[Transition]:
         """Clear every open finding of a job, because of ``reason``."""
         keys = [key for key in self._open if key[0] == job]

@@ -396,7 +396,7 @@ class JobTable:
             "per": "window" if rank.flags & STEPS_NOT_INFERRED else "step",
             "lateness_ms": _rounded(rank.lateness),
             "lateness_history": list(rank.history),
-            "slowdown": peers.slowdown(_kind(rank), rank.own),
+            "slowdown": peers.slowdown(kind_of(rank), rank.own),
             "source": SOURCES.get(rank.source, ""),
             "coverage": _rounded(status["coverage"]) if status else None,
             "missed": list(status["missed"]) if status else [],
@@ -449,10 +449,10 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-def _kind(rank: Rank) -> tuple[int, int] | None:
+def kind_of(rank: Rank) -> tuple[int, int] | None:
     """Ranks of one class and signature are peers; None before the first collective."""
     return (rank.identity.class_id, rank.status["signature"]) if rank.status else None
 
 
 def _peers(job: Job) -> Peers:
-    return Peers((_kind(rank), rank.own) for rank in job.ranks.values())
+    return Peers((kind_of(rank), rank.own) for rank in job.ranks.values())

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stragd import baselines
+from stragd.causes import Causes
 from stragd.config import Config
 from stragd.config import Ring as RingConfig
 from stragd.finding import job_key
 from stragd.findings import FindingStore, Transition
 from stragd.jobs import TENTH, Identity, Job, JobTable, ProcessKey, clean, split
 from stragd.outputs.journal import NOTICE, WARNING, Journal
-from stragd.outputs.snapshot import Library, Ring
+from stragd.outputs.snapshot import Library, Reader, Ring
 from stragd.outputs.windowlog import WindowLog
 
 if TYPE_CHECKING:
@@ -92,6 +94,7 @@ class Watch:
         self.engine_error = ""
         """Why there is no engine, "" when it runs."""
         self.probes_on = config.probes.enabled
+        self.causes = Causes(config.telemetry, socket.gethostname(), self._reader_failed)
         self._config = config
         self._journal = journal
         self._make_engine = make_engine
@@ -109,6 +112,7 @@ class Watch:
     def start(self) -> None:
         """Load and attach; when the kernel refuses, `engine_error` says why."""
         self._baselines.load(time.monotonic())
+        self.causes.start()
         engine: Engine | None = None
         try:
             engine = self._make_engine(self._config.engine())
@@ -124,10 +128,13 @@ class Watch:
         self.engine = engine
 
     def close(self) -> None:
-        """Detach every probe."""
-        if self.engine is not None:
-            self.engine.close()
-            self._baselines.save(time.monotonic())
+        """Detach every probe, let go of the drivers."""
+        try:
+            if self.engine is not None:
+                self.engine.close()
+                self._baselines.save(time.monotonic())
+        finally:
+            self.causes.close()
 
     def set_probes(self, on: bool) -> None:
         """Attach or detach every probe. Raises OSError when the kernel refuses."""
@@ -162,8 +169,9 @@ class Watch:
         """Take what came: processes first, since the windows belong to them."""
         if self.engine is not None:
             self._take_processes(self.engine, now)
+        self.causes.turn(now)
         for array in windows:
-            self._score(array)
+            self._score(array, now)
 
     def tick(self, now: float, ended_job_seconds: float) -> None:
         """Once a second: identify processes, drop jobs that have ended."""
@@ -174,8 +182,11 @@ class Watch:
             self._identify(self.engine, now)
             self._report_notes()
         self._baselines.tick(now)
+        for finding in self.causes.tick(self.table, self.store, now):
+            self._journal.cause(finding)
         for job in self.table.expired(now, ended_job_seconds):
             self._baselines.forget(job.key)
+            self.causes.forget(job.key)
             self._tell(self.store.close_job(job.key, "job ended"))
             self._journal.write(
                 "job-ended", f"job {job.name} has ended", job=job.name, job_key=job_key(job.key)
@@ -254,7 +265,11 @@ class Watch:
         reason = f"{type(error).__name__}: {error}"
         self._journal.write("degraded", f"{what}: {reason}", WARNING, reason=reason)
 
-    def _score(self, array: NDArray[np.void]) -> None:
+    def _reader_failed(self, name: str, reason: str) -> None:
+        text = f"telemetry: {name} cannot be read: {clean(reason, MAX_PATH)}"
+        self._journal.write("degraded", text, WARNING, reason=reason, part=f"telemetry-{name}")
+
+    def _score(self, array: NDArray[np.void], now: float) -> None:
         for key, rows in split(array):
             job = self.table.jobs.get(key)
             if job is None:
@@ -264,6 +279,7 @@ class Watch:
             if not tenth:
                 self.table.take_window(job, rows)
                 self.windows.add(key, rows)
+                self.causes.window(self.table, now)
             try:
                 update = self._scorer.update(rows)
             except Exception as error:  # one job's window must not end the watch of the others
@@ -275,7 +291,7 @@ class Watch:
 
     def _apply(self, job: Job, update: Update) -> None:
         scored = [(raw["id"], self.table.finding(job, raw)) for raw in update["findings"]]
-        self._tell(self.store.apply(job.key, scored))
+        self._tell(self.store.apply(job.key, self.causes.explain(job, scored)))
 
     def _tell(self, transitions: list[Transition]) -> None:
         for transition in transitions:
@@ -373,6 +389,11 @@ def engine_limits(counters: Mapping[str, float]) -> list[str]:
     if counters.get("sideband", 1.0) > 0:
         return []
     return ["no live process events: processes are found by the sweep through /proc only"]
+
+
+def reader_limits(readers: Iterable[Reader]) -> list[str]:
+    """One line for each reader of telemetry that gives nothing."""
+    return [f"telemetry of {r['name']}: {r['reason']}" for r in readers if r["reason"]]
 
 
 def library_limits(libraries: list[Library]) -> list[str]:

@@ -42,6 +42,11 @@ class CannedDaemon:
                  "processes": [1, 2]},
             ],
         }  # fmt: skip
+        self.picture["readers"] = [
+            {"name": "host", "reason": "", "read_s": 0.0021},
+            {"name": "nic", "reason": "", "read_s": None},
+            {"name": "gpu", "reason": "the driver is not loaded", "read_s": 0.1},
+        ]
         self.picture["rings"] = [
             {"pid": 4002, "state": "open", "reason": "NCCL 2.31.2 is slowed\x1b[31m by timing",
                  "vendor": "nvidia", "library": "2.31.2", "api": 7, "mode": "progress",
@@ -134,7 +139,8 @@ def fails(done: subprocess.CompletedProcess[str], *words: str, code: int = 1) ->
     [
         (["status"], ["running, pid 812", "8 ranks", "1 process with a library but without a rank",
                       "4.56M, 12.3k per s, 0 lost", "on, 214 in 2 libraries, 412 ns per event",
-                      "0.4 % of one core, 61.1 MiB", ":9464/metrics", "stragd.toml"]),
+                      "0.4 % of one core, 61.1 MiB", ":9464/metrics", "stragd.toml",
+                      "telemetry    host 2.10 ms, nic not read yet, gpu FAILED"]),
         (["jobs"], ["00c0ffee12345678  llama-7b  torchrun", "412.0", "rank 2",
                     "73.2 ms/step (17.8 %)"]),
         (["ranks", "llama-7b"], ["ms per step", "+24.3 %", "379.7", "confirmed", "4002"]),
@@ -142,7 +148,7 @@ def fails(done: subprocess.CompletedProcess[str], *words: str, code: int = 1) ->
         (["ranks"], ["llama-7b"]),
         (["findings"], ["job llama-7b (00c0ffee12345678)", "straggler: rank 2 on node0, confirmed",
                         "costs 73.2 ms per step (17.8 %), between 70.0 and 76.9 ms",
-                        "    - 24.3% slower than its peers", "cause: not known yet"]),
+                        "    - 24.3% slower than its peers", "where: unknown, cause: unknown"]),
         (["probes"], ["probes are on"]),
         (["ring"], ["4002  nvidia 2.31.2  open   progress", "1200", "4002: NCCL 2.31.2 is slowed",
                     "4002: forwards to the plugin inspector"]),

@@ -388,7 +388,7 @@ def test_numbers_that_the_engine_cannot_take_are_no_end(running: Running) -> Non
     running.engine.see(19, 12)
     wait_for(lambda: (12, 120) in running.engine.assigned)
     wait_for(lambda: "process 19 cannot be identified: OverflowError" in running.lines())
-    assert running.client.ask("status")["result"]["ranks"] == 1
+    wait_for(lambda: running.client.ask("status")["result"]["ranks"] == 1)
 
 
 def test_window_that_cannot_be_scored_is_skipped(running: Running) -> None:

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from stragd.diagnosis import CAUSES, Diagnosis, Past, apply, diagnose
-from stragd.finding import Finding, schema
+from stragd.finding import Finding, Where, schema
 from stragd.telemetry.sample import RankTelemetry, Sample
 from tests.conditions import CONDITIONS, HARMLESS, Condition, case
 from tests.jobs_of_samples import SINCE_NS, WINDOW_NS, JobOfSamples, Rank
@@ -347,6 +347,28 @@ def test_a_finding_with_its_cause_follows_the_schema(name: str) -> None:
         assert made["where"] == "machine"
         assert "memory-pressure (" in made["evidence"][-1]
         assert made["evidence"][:-1] == finding["evidence"]
+
+
+@pytest.mark.parametrize(
+    ("timing", "cause", "where", "confidence", "expected"),
+    [
+        ("unknown", "power-cap", "machine", 0.5, "machine"),
+        ("job", "power-cap", "machine", 0.5, "job"),
+        ("job", "power-cap", "machine", 0.9, "machine"),
+        ("job", "unknown", "unknown", 0.0, "job"),
+        ("job", "gpu-starved", "unknown", 0.9, "job"),
+        ("network", "unknown", "unknown", 0.0, "network"),
+        ("network", "nic-degraded", "machine", 0.5, "machine"),
+        ("unknown", "unknown", "unknown", 0.0, "unknown"),
+    ],
+)
+def test_the_place_that_timing_gives_yields_to_strong_evidence_only(
+    timing: Where, cause: str, where: Where, confidence: float, expected: str
+) -> None:
+    finding = picture()
+    finding["where"] = timing
+    made = apply(finding, Diagnosis(cause, confidence, ("a line",), "", where))
+    assert made["where"] == expected
 
 
 def samples_without(kind: str) -> Callable[[RankTelemetry], RankTelemetry]:

@@ -11,6 +11,7 @@ from stragd.diagnosis.cause import Cause
 from stragd.diagnosis.readings import read
 from stragd.diagnosis.signals import SIGNALS
 from stragd.diagnosis.words import CONTEXT
+from stragd.telemetry import quantities, quantities_host
 from stragd.telemetry.sample import Sample
 from tests import jobs_of_samples
 from tests.harness import ROOT
@@ -81,8 +82,7 @@ def test_what_follows_from_two_readings(key: str, values: dict[str, float]) -> N
 
 
 def test_the_readers_know_every_name() -> None:
-    gpu = pytest.importorskip("stragd.telemetry.quantities").GPU
-    host = pytest.importorskip("stragd.telemetry.quantities_host")
+    gpu, host = quantities.GPU, quantities_host
     known = {"gpu": gpu, "process": host.PROCESS, "node": host.NODE, "nic": host.NIC}
     for key in {*SIGNALS, *CONTEXT} - set(DERIVED):
         kind, _, name = key.partition(".")

@@ -9,10 +9,21 @@ from typing import Any
 import pytest
 
 from stragd.doctor import CAPABILITIES, Host, examine, read_host
-from stragd.outputs.snapshot import Check, Library, Ring
+from stragd.outputs.snapshot import Check, Library, Reader, Ring
 
 ALL = sum(1 << bit for bit in CAPABILITIES.values())
-FULL = Host(effective=ALL, kernel=(6, 18), perf_event_paranoid=2, lockdown="none")
+FULL = Host(
+    effective=ALL,
+    kernel=(6, 18),
+    perf_event_paranoid=2,
+    lockdown="none",
+    modules=frozenset({"pyroute2"}),
+    disk_waits=True,
+)
+READERS: list[Reader] = [
+    {"name": "host", "reason": "", "read_s": 0.0021},
+    {"name": "nic", "reason": "", "read_s": None},
+]
 
 
 def library(**changes: Any) -> Library:
@@ -47,7 +58,7 @@ def find(checks: list[Check], feature: str) -> Check:
 
 
 def test_full_function() -> None:
-    checks = examine(host(journald="native"), [library()], "")
+    checks = examine(host(journald="native"), [library()], "", readers=READERS)
     assert [c for c in checks if c["state"] != "ok"] == []
     assert all(c["fix"] == "" and c["detail"] for c in checks)
 
@@ -73,14 +84,30 @@ def test_full_function() -> None:
         (host(journald="stderr"), "journal", "limited", "stragd.service"),
         (host(devices=frozenset({"nvidiactl"})), "NVIDIA", "limited", "nvidia-ml-py"),
         (host(devices=frozenset({"kfd"})), "AMD", "limited", "amdsmi"),
+        (host(disk_waits=False), "disk waits", "limited", "kernel.task_delayacct=1"),
+        (host(disk_waits=None), "disk waits", "limited", "task_delayacct"),
+        (host(pressure=False), "pressure", "limited", "psi=1"),
+        (host(modules=frozenset()), "network drivers", "limited", "pyroute2"),
     ],
 )
 def test_what_is_missing_is_named_with_its_fix(
     made: Host, feature: str, state: str, word: str
 ) -> None:
-    check = find(examine(made, [], ""), feature)
+    check = find(examine(made, [], "", readers=READERS), feature)
     assert check["state"] == state
     assert word in check["fix"]
+
+
+def test_readers_of_telemetry() -> None:
+    checks = examine(FULL, [], "", readers=READERS)
+    assert find(checks, "telemetry of host")["detail"] == "the last pass took 2.1 ms"
+    assert find(checks, "telemetry of nic")["detail"] == "not read yet"
+    failed: Reader = {"name": "gpu", "reason": "the driver is not loaded", "read_s": None}
+    check = find(examine(FULL, [], "", readers=[failed]), "telemetry of gpu")
+    assert (check["state"], check["detail"]) == ("limited", "the driver is not loaded")
+    off = examine(FULL, [], "")
+    assert "[telemetry]" in find(off, "telemetry")["fix"]
+    assert not any("pressure" in check["feature"] for check in off), "nobody would read it"
 
 
 def test_unit_capabilities_are_enough_on_new_kernels() -> None:

@@ -140,6 +140,18 @@ def test_a_suspicion_is_not_said_to_have_healed() -> None:
         assert cleared.reason == reason
 
 
+def test_a_new_cause_keeps_id_and_place() -> None:
+    store = FindingStore()
+    store.apply(1, [(7, finding())])
+    (first,) = store.open()
+    made = store.replace((1, 7), {**finding(since_window=99), "where": "job"})
+    (now,) = store.open()
+    assert made is now
+    assert (now["id"], now["where"], first["where"]) == (first["id"], "job", "unknown")
+    assert store.replace((1, 8), finding()) is None
+    assert store.open() == [now]
+
+
 def test_finding_that_the_scorer_drops_is_cleared() -> None:
     store = FindingStore()
     store.apply(1, [(7, finding()), (8, finding())])

@@ -61,8 +61,26 @@ def test_fields_arrive_in_a_real_journald() -> None:
         "journal.transition(Transition('suspect', finding(job_name='lla\\nma'), ''))\n"
         "journal.write('events-lost', 'x' * 5000, 4, lost=12)\n"
         "journal.transition(Transition(None, finding(steps=False, cost_ns=None), ''))\n"
+        "hot = finding()\n"
+        "hot['where'] = 'machine'\n"
+        "hot['cause'] = {'name': 'power-cap', 'confidence': 0.91,\n"
+        "    'evidence': ['power limit 450 W, peers 700', 'no more'], 'advice': 'raise it'}\n"
+        "journal.cause(hot)\n"
     )
-    first, lost, no_steps = entries
+    first, lost, no_steps, cause = entries
+    assert cause["MESSAGE_ID"] == MESSAGE_IDS["finding-cause"]
+    assert cause["MESSAGE"].endswith(
+        ", where machine, cause power-cap (0.91): power limit 450 W, peers 700"
+    )
+    assert cause["PRIORITY"] == str(WARNING)
+    assert cause["STRAGD_FINDING"] == first["STRAGD_FINDING"]
+    assert (cause["STRAGD_CAUSE"], cause["STRAGD_WHERE"]) == ("power-cap", "machine")
+    assert cause["STRAGD_CAUSE_CONFIDENCE"] == "0.910"
+    assert cause["STRAGD_CAUSE_EVIDENCE"] == "power limit 450 W, peers 700; no more"
+    assert cause["STRAGD_ADVICE"] == "raise it"
+    assert (first["STRAGD_CAUSE"], first["STRAGD_WHERE"]) == ("unknown", "unknown")
+    assert "cause" not in first["MESSAGE"]
+    assert "20.0% slower than its peers" in first["STRAGD_EVIDENCE"]
     assert first["MESSAGE_ID"] == MESSAGE_IDS["finding-confirmed"]
     assert first["PRIORITY"] == str(WARNING)
     assert first["STRAGD_EVENT"] == "finding-confirmed"

@@ -114,6 +114,32 @@ def test_values_are_in_base_units(page: Page) -> None:
     assert found["stragd_series_limited"][()] == 0
 
 
+def test_causes_have_their_place_and_what_deviates(page: Page) -> None:
+    known, other = finding(), finding(kind="intermittent", state="suspect")
+    known["where"] = "machine"
+    known["cause"] = {
+        "name": "thermal-throttle",
+        "confidence": 0.9,
+        "evidence": [
+            "SM clock 1,305 MHz, peers 1,980; HW thermal slowdown 62 % of the window, peers 0 %, "
+            "before 1.0 %; mlx5_0/1: link lanes 1, before 4; traced by process 4",
+            "compared with 3 peers",
+        ],
+        "advice": "check the cooling",
+    }
+    page.now = snapshot(findings=[known, other])
+    found = page.samples()["stragd_finding_cause_confidence"]
+    evidence = "SM clock; HW thermal slowdown; mlx5_0/1: link lanes; traced by process"
+    about = {"job": "llama", "rank": 2}
+    assert found == {
+        labels(**about, kind="straggler", cause="thermal-throttle", where="machine",
+               evidence=evidence): 0.9,
+        labels(**about, kind="intermittent", cause="unknown", where="unknown", evidence=""): 0,
+    }  # fmt: skip
+    read = page.samples()["stragd_telemetry_read_seconds"]
+    assert read == {labels(collector="telemetry_host"): 0.002}
+
+
 def test_counters_begin_at_zero(page: Page) -> None:
     page.now = snapshot(jobs=[], ranks=[], libraries=[], counters={})
     found = page.samples()

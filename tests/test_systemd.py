@@ -81,10 +81,60 @@ engine.close()
 """
 
 
-def test_capabilities_of_the_unit_are_enough_for_the_engine() -> None:
-    """On this kernel; the process of another user, so that every capability is needed."""
+TELEMETRY = """
+import json, sys, time
+from stragd.discovery.process import read_stat
+from stragd.telemetry.host import HostTelemetry
+from stragd.telemetry.nic import NicTelemetry
+pid = int(sys.argv[1])
+host, nic = HostTelemetry(), NicTelemetry()
+for _ in range(2):
+    (sample,) = host.read({pid: read_stat("/proc", pid).start_time}, 0, 1)
+    node, nics = host.read_node(0, 1), nic.read(0, 1)
+    time.sleep(0.2)
+silent = [s.silent for s in (sample, node, *nics) if s.silent]
+print(json.dumps([sample.values, sample.notes, node.values, len(nics), silent]))
+"""
+
+
+def as_the_unit(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code with the capabilities that the unit gives."""
     (line,) = [x for x in UNIT.read_text().splitlines() if x.startswith("CapabilityBoundingSet=")]
     names = line.partition("=")[2].lower().replace("cap_", "+").split()
+    bounds = f"--bounding-set=-all,{','.join(names)}"
+    return subprocess.run(
+        ["setpriv", bounds, "--no-new-privs", sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(FOLDER.parent)},
+    )
+
+
+def test_capabilities_of_the_unit_are_enough_for_telemetry() -> None:
+    """The process is another user's, with an environment that only the privileged may read."""
+    other = subprocess.Popen(
+        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "sleep", "600"],
+        env={**os.environ, "CUDA_LAUNCH_BLOCKING": "1"},
+        cwd="/",
+    )
+    try:
+        done = as_the_unit(TELEMETRY, str(other.pid))
+    finally:
+        other.kill()
+        other.wait(60)
+    assert done.returncode == 0, done.stderr
+    process, notes, node, _, silent = json.loads(done.stdout)
+    wanted = {"run_queue_share", "cpu_share", "read_bytes_per_s", "stopped_share", "swap_bytes"}
+    assert wanted <= process.keys()
+    assert "CUDA_LAUNCH_BLOCKING is set" in notes
+    assert "load_per_cpu" in node
+    assert silent == []
+
+
+def test_capabilities_of_the_unit_are_enough_for_the_engine() -> None:
+    """On this kernel; the process of another user, so that every capability is needed."""
     load = "import ctypes, time; ctypes.CDLL('libgloo.so.0'); print(1, flush=True); time.sleep(600)"
     other = subprocess.Popen(
         ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", PYTHON, "-c", load],
@@ -94,21 +144,7 @@ def test_capabilities_of_the_unit_are_enough_for_the_engine() -> None:
     try:
         assert other.stdout is not None
         assert other.stdout.readline() == b"1\n", "Debian's libgloo0 is not installed"
-        done = subprocess.run(
-            [
-                "setpriv",
-                f"--bounding-set=-all,{','.join(names)}",
-                "--no-new-privs",
-                sys.executable,
-                "-c",
-                NATIVE,
-            ],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-            env={**os.environ, "PYTHONPATH": str(FOLDER.parent)},
-        )
+        done = as_the_unit(NATIVE)
     finally:
         other.kill()
         other.wait(60)

@@ -106,7 +106,7 @@ def test_ethtool_through_pyroute2(namespace: str) -> None:
 
 
 def test_without_pyroute2(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyroute2.ethtool", None)
+    monkeypatch.setitem(sys.modules, "pyroute2.ethtool.ioctl", None)
     assert ethtool.installed() is None
 
 

@@ -49,11 +49,22 @@ def status_lines(status: Status) -> list[str]:
         ("metrics", clean(status["metrics"]) or "off"),
         ("config", ", ".join(clean(f) for f in status["config_files"]) or "defaults only"),
     ]
+    rows.insert(6, ("telemetry", _telemetry(status)))
     if status["unidentified"]:
         text = _count_of(status["unidentified"], "process", "processes")
         rows.insert(2, ("unidentified", f"{text} with a library but without a rank"))
     rows += [("degraded", clean(text)) for text in health["degraded"]]
     return [f"{name:<13}{text}" for name, text in rows]
+
+
+def _telemetry(status: Status) -> str:
+    """The readers that are on, each with the time of its last pass or what is wrong."""
+    words = []
+    for reader in status["readers"]:
+        seconds = number(reader["read_s"])
+        text = "not read yet" if seconds is None else f"{ms(1e3 * seconds)} ms"
+        words.append(f"{clean(reader['name'], 20)} {'FAILED' if reader['reason'] else text}")
+    return ", ".join(words) or "off"
 
 
 def jobs_lines(jobs: Sequence[Job]) -> list[str]:

@@ -101,7 +101,16 @@ def _body(finding: Finding, compact: bool) -> Iterable[str]:
         text += f", between {ms(value['low'])} and {ms(value['high'])} ms"
     yield f"{text}; confidence {percent(finding['confidence'])}"
     cause = finding["cause"]
-    evidence = [clean(item) for item in [*finding["evidence"], *cause["evidence"]]]
+    where = f"where: {clean(finding['where'])}, "
+    if cause["name"] == "unknown":
+        yield f"{where}cause: unknown"
+        evidence = [*finding["evidence"], *cause["evidence"]]
+    else:
+        yield f"{where}cause: {clean(cause['name'])} ({percent(cause['confidence'])} sure)"
+        evidence = [*cause["evidence"], *finding["evidence"]]
+    if cause["advice"]:
+        yield f"to do: {clean(cause['advice'])}"
+    evidence = [clean(item) for item in evidence]
     if compact and evidence:
         yield "; ".join(evidence)
     else:
@@ -110,13 +119,6 @@ def _body(finding: Finding, compact: bool) -> Iterable[str]:
     if not evidence and finding["slowdown"] is not None:
         side = "above" if finding["slowdown"] >= 0 else "below"
         yield f"own work is {percent(abs(finding['slowdown']))} {side} its peers"
-    where = "" if finding["where"] == "unknown" else f"where: {clean(finding['where'])}, "
-    if cause["name"] == "unknown":
-        yield f"{where}cause: not known yet"
-    else:
-        yield f"{where}cause: {clean(cause['name'])} ({percent(cause['confidence'])} sure)"
-    if cause["advice"]:
-        yield f"to do: {clean(cause['advice'])}"
 
 
 def rank_list(ranks: Sequence[int], limit: int = 6) -> str:

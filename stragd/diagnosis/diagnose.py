@@ -14,7 +14,7 @@ from stragd.diagnosis.causes_nic import NIC_CAUSES
 from stragd.diagnosis.compare import View, evenly
 from stragd.diagnosis.past import Past
 from stragd.diagnosis.readings import samples
-from stragd.diagnosis.signals import NAMED
+from stragd.diagnosis.signals import NAMED, STRONG
 from stragd.finding import Finding, Where
 from stragd.telemetry.sample import RankTelemetry
 
@@ -86,9 +86,14 @@ def diagnose(
 
 
 def apply(finding: Finding, diagnosis: Diagnosis) -> Finding:
-    """``finding`` with its cause and place, and the runner-ups among its evidence."""
+    """``finding`` with its cause and place, and the runner-ups among its evidence.
+
+    Where the timing says ``job`` (there is more work), only strong evidence says otherwise.
+    """
     made: Finding = {**finding}
-    made["where"] = diagnosis.where
+    weak = finding["where"] == "job" and diagnosis.confidence < STRONG
+    if diagnosis.where != "unknown" and not weak:
+        made["where"] = diagnosis.where
     made["cause"] = {
         "name": diagnosis.name,
         "confidence": round(diagnosis.confidence, 3),

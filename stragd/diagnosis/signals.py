@@ -317,6 +317,9 @@ HISTORY_WINDOWS = 3
 """Windows before the finding that a history needs. OWN: the fewest with a median and a spread."""
 NAMED = 0.4
 """Confidence from which a cause is named; below it is "unknown", and the guess a runner-up. OWN."""
+STRONG = 0.7
+"""Confidence from which a cause says more about the place than the timing does. OWN: what a clear
+deviation from several peers gets."""
 BUSY_UTILISATION = 0.3
 BUSY_SM_ACTIVE = 0.1
 """A GPU is busy from either on. OWN: between a data-bound trainer (half busy) and a GPU between

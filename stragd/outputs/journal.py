@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
-from stragd.finding import State, describe
+from stragd.finding import Finding, State, describe
 from stragd.findings import Transition
 
 ERROR, WARNING, NOTICE, INFO = 3, 4, 5, 6
@@ -29,6 +29,7 @@ MESSAGE_IDS: dict[str, str] = {
     "finding-confirmed": "5c8a61bfa908495f879d6564e5133309",
     "finding-recovering": "0884b88024ae4f478c6532eb4c6a08f8",
     "finding-cleared": "d71f182b2341410c8d36531b1912c9a8",
+    "finding-cause": "95d6cad408324f41a302f3d806bfc970",
     "job-seen": "ec3ad68ef78f4f58ba8cba982100cd50",
     "job-ended": "d633c0036c2d44dca4f90247df57c699",
     "attach-failed": "713b7b71f56e4fbf8914e083a0608734",
@@ -154,14 +155,23 @@ class Journal:
     def transition(self, transition: Transition) -> None:
         """A finding entered another state."""
         finding = transition.finding
-        message = describe(finding)
+        message = describe(finding) + _because(finding)
         if transition.reason:
             message += f": {transition.reason}"
+        self._finding(f"finding-{finding['state']}", finding, message, transition.before)
+
+    def cause(self, finding: Finding) -> None:
+        """The cause of an open finding has come to be known, or is another now."""
+        message = f"{describe(finding)}{_because(finding)}"
+        self._finding("finding-cause", finding, message, finding["state"])
+
+    def _finding(self, event: str, finding: Finding, message: str, before: State | None) -> None:
+        cause = finding["cause"]
         cost = finding["cost_ms_per_step"]
         slowdown = finding["slowdown"]
         subject = finding["subject"]
         self.write(
-            f"finding-{finding['state']}",
+            event,
             message,
             _STATE_PRIORITY[finding["state"]],
             finding=finding["id"],
@@ -171,13 +181,27 @@ class Journal:
             host=subject.get("host") or None,
             kind=finding["kind"],
             state=finding["state"],
-            state_before=transition.before,
+            state_before=before,
             slowdown=None if slowdown is None else f"{slowdown:.6f}",
             cost_ms_per_step=None if cost is None else f"{cost['value']:.4f}",
             cost_percent=f"{finding['cost_percent']:.3f}",
             confidence=f"{finding['confidence']:.4f}",
-            cause=finding["cause"]["name"],
+            where=finding["where"],
+            cause=cause["name"],
+            cause_confidence=f"{cause['confidence']:.3f}",
+            cause_evidence="; ".join(cause["evidence"]) or None,
+            advice=cause["advice"] or None,
+            evidence="; ".join(finding["evidence"]),
         )
+
+
+def _because(finding: Finding) -> str:
+    """ ", where machine, cause power-cap (0.91): SM clock ..."; nothing where nobody knows."""
+    cause = finding["cause"]
+    if cause["name"] == "unknown":
+        return "" if finding["where"] == "unknown" else f", where {finding['where']}"
+    line = cause["evidence"][0] if cause["evidence"] else ""
+    return f", where {finding['where']}, cause {cause['name']} ({cause['confidence']:.2f}): {line}"
 
 
 def _one_line(value: object) -> str:

@@ -6,12 +6,14 @@ everything else about a rank is on ``stragd_rank_info``. Never a pid, container 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from stragd.finding import Cause, Where
 from stragd.outputs.snapshot import Job, Library, Rank, Ring, Snapshot
 
 
@@ -25,6 +27,8 @@ class Spec(NamedTuple):
 
 
 _RANK, _JOB = ("job", "rank"), ("job",)
+# " 1,305 MHz, peers 1,980": the reading at the end of a part of an evidence line.
+_READING = re.compile(r" -?\d[\d.,]*( [^\s,]+)?( of the window)?(, (peers|before) .*)?$")
 SPECS: tuple[Spec, ...] = (
     Spec("stragd_build_info", "gauge", ("version",), "1; the version of the daemon."),
     Spec("stragd_up", "gauge", ("collector",), "1 when this part of the daemon works."),
@@ -33,6 +37,12 @@ SPECS: tuple[Spec, ...] = (
         "gauge",
         ("collector",),
         "Time to build the families of this page.",
+    ),
+    Spec(
+        "stragd_telemetry_read_seconds",
+        "gauge",
+        ("collector",),
+        "Time of a reader's last pass; whether it works is in stragd_up.",
     ),
     Spec("stragd_events_total", "counter", ("kind",), "Events read from the probes, by kind."),
     Spec(
@@ -198,6 +208,13 @@ SPECS: tuple[Spec, ...] = (
         ("job", "rank", "kind"),
         "The same as a share of the step's wall time.",
     ),
+    Spec(
+        "stragd_finding_cause_confidence",
+        "gauge",
+        ("job", "rank", "kind", "cause", "where", "evidence"),
+        "How sure the cause is, 0 for `unknown`; `where` is machine, job, network or unknown. "
+        "`evidence` names what deviates, without its numbers: those change, a series must not.",
+    ),
 )
 
 # Counters begin at 0, so that rate() sees the first increment, even while there is no engine.
@@ -265,6 +282,9 @@ class Collector:
         page.add("stragd_build_info", 1, now["version"])
         for part, works in sorted(now["collector_up"].items()):
             page.add("stragd_up", int(works), part)
+        for reader in now["readers"]:
+            seconds = reader["read_s"]
+            page.add("stragd_telemetry_read_seconds", seconds, f"telemetry_{reader['name']}")
         counters = {**dict.fromkeys(KNOWN_COUNTERS, 0.0), **now["counters"]}
         for prefix, name in (
             ("events.", "stragd_events_total"),
@@ -342,19 +362,32 @@ def _rings(rings: Iterable[Ring]) -> Mapping[tuple[str, str, str], int]:
 def _findings(page: _Page, now: Snapshot, max_series: int) -> None:
     counts: dict[tuple[str, str, str, str], int] = {}
     costs: dict[tuple[str, str, str], tuple[float | None, float]] = {}
+    causes: dict[tuple[str, str, str, str, Where, str], float] = {}
     for finding in now["findings"][: max_series // 8]:
         rank = str(finding["subject"].get("rank", ""))
         about = (finding["job"]["name"], rank, str(finding["kind"]))
         counts[(*about, finding["state"])] = counts.get((*about, finding["state"]), 0) + 1
+        cause = finding["cause"]
+        because = (*about, cause["name"], finding["where"], _deviates(cause))
+        causes.setdefault(because, cause["confidence"])
         cost = finding["cost_ms_per_step"]
         if about not in costs:  # the most serious one comes first
             seconds = cost["value"] / 1e3 if cost else None
             costs[about] = (seconds, finding["cost_percent"] / 100)
     for labels, count in counts.items():
         page.add("stragd_finding", count, *labels)
+    for because, confidence in causes.items():
+        page.add("stragd_finding_cause_confidence", confidence, *because)
     for about, (seconds, ratio) in costs.items():
         page.add("stragd_finding_cost_seconds", seconds, *about)
         page.add("stragd_finding_cost_ratio", ratio, *about)
+
+
+def _deviates(cause: Cause) -> str:
+    """The first evidence line of a cause without numbers: "SM clock; HW thermal slowdown"."""
+    if cause["name"] == "unknown" or not cause["evidence"]:
+        return ""
+    return "; ".join(_READING.sub("", part) for part in cause["evidence"][0].split("; "))
 
 
 def _seconds(milliseconds: float | None) -> float | None:

@@ -138,6 +138,14 @@ class Ring(TypedDict):
     dropped: dict[str, int]  # by the plugin, by cause
 
 
+class Reader(TypedDict):
+    """A reader of telemetry that is on."""
+
+    name: str  # "host", "nic", "gpu"
+    reason: str  # why it gives nothing, "" when it works
+    read_s: float | None  # what its last pass took
+
+
 class Check(TypedDict):
     """One line of `doctor`: a feature, whether it works, and how to get it."""
 
@@ -170,6 +178,7 @@ class Status(TypedDict):
     findings: int  # open ones
     metrics: str  # "http://127.0.0.1:9464/metrics", "" when off
     config_files: list[str]
+    readers: list[Reader]
     health: Health
 
 
@@ -194,6 +203,7 @@ class Snapshot(Top):
     cleared: list[Finding]  # newest last, bounded
     libraries: list[Library]
     rings: list[Ring]
+    readers: list[Reader]
     counters: dict[str, float]  # Engine.counters()
     collector_up: dict[str, bool]  # part of the daemon -> works
     cpu_seconds: float

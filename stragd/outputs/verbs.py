@@ -91,6 +91,7 @@ class Verbs:
             "findings": len(now["findings"]),
             "metrics": self._daemon.metrics_url(),
             "config_files": self._daemon.config_files(),
+            "readers": now["readers"],
             "health": now["health"],
         }
         return status

@@ -8,7 +8,11 @@ there is room for them.
 from __future__ import annotations
 
 import ctypes
+import importlib
+import importlib.util
 import re
+import sys
+import types
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -70,24 +74,35 @@ class _Device:
         return {name: self._values[1 + i] for i, name in self._wanted}
 
     def highest_gbps(self) -> float | None:
-        modes = self._ioctl.get_link_settings()
-        speeds = [int(m[1]) for name in _mode_names(modes) if (m := _SPEED.match(name))]
+        supported = self._ioctl.get_link_mode_masks(self._ioctl.get_link_settings())[0]
+        names = [bit.name for bit in self._ioctl.get_link_mode_bits(supported)]
+        speeds = [int(m[1]) for name in names if (m := _SPEED.match(name))]
         return max(speeds) / 1000 if speeds else None
 
 
-def _mode_names(settings: Any) -> list[str]:
-    from pyroute2.ethtool.ethtool import EthtoolLinkMode
-
-    return list(EthtoolLinkMode.from_ioctl(settings).supported_modes)
+def _calls() -> Any:
+    """pyroute2's ethtool calls alone: the rest of the package takes 14 MB of memory."""
+    name = "pyroute2.ethtool.ioctl"
+    spec = importlib.util.find_spec("pyroute2")
+    if spec is None or not spec.submodule_search_locations or "pyroute2" in sys.modules:
+        return importlib.import_module(name)
+    folder = spec.submodule_search_locations[0]
+    packages = {"pyroute2": folder, "pyroute2.ethtool": f"{folder}/ethtool"}
+    for package, path in packages.items():
+        sys.modules[package] = types.ModuleType(package)
+        sys.modules[package].__path__ = [path]
+    try:
+        return importlib.import_module(name)
+    finally:  # whoever imports them later gets the whole
+        for package in packages:
+            del sys.modules[package]
 
 
 class Pyroute2:
     """Devices of our own network namespace."""
 
     def __init__(self) -> None:
-        from pyroute2.ethtool import ioctl
-
-        self._module = ioctl
+        self._module = _calls()
         self._devices: dict[str, _Device | None] = {}
 
     def _device(self, netdev: str) -> _Device | None:

@@ -36,11 +36,14 @@ class GpuTelemetry:
         dev: str = "/dev",
         patience: Patience | None = None,
         with_gpm: bool = True,
+        nvidia: bool = True,
+        amd: bool = True,
     ) -> None:
+        """``nvidia`` and ``amd``: which drivers may be asked, if they are there."""
         self._readers: list[ReaderProcess] = []
-        if Nvidia(proc, dev).present or _library_given():
+        if nvidia and (Nvidia(proc, dev).present or _library_given()):
             self._readers.append(ReaderProcess("nvml", "NVML", proc, sys, patience, with_gpm))
-        if Amd(sys).present:
+        if amd and Amd(sys).present:
             self._readers.append(ReaderProcess("amd", "amdgpu", proc, sys, patience))
         self._by_pid: dict[int, list[str]] = {}
         self._unknown: dict[int, int] = {}  # pid -> lists that lacked it

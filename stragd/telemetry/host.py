@@ -71,6 +71,7 @@ class _Rank:
         self._cgroup_text: bytes | None = None
         self._until_look = self._until_threads = 0
         self._was_stopped: bool | None = None
+        self._glances = self._stops = 0  # since the last read
         # Only processes that were started with delay accounting on are counted.
         self._disk_waits = True
         self._tools: tuple[str, ...] | None = None
@@ -78,6 +79,13 @@ class _Rank:
         self.group: Group | None = None
         self.namespace = ""
         self.processor = -1
+
+    def glance(self) -> None:
+        """Look whether it is stopped now."""
+        fields = parse_stat(self._stat.read())
+        if fields is not None and fields.start_ticks == self.start_ticks:
+            self._glances += 1
+            self._stops += fields.state in STOPPED
 
     def read(
         self, this: _Pass, cgroups: Cgroups, namespaces: Namespaces, numa: NumaNodes, node: int
@@ -109,8 +117,13 @@ class _Rank:
 
         stopped = fields.state in STOPPED or frozen
         if self._was_stopped is not None:
-            values["stopped_share"] = (self._was_stopped + stopped) / 2
+            # A frozen task does not look stopped: only both ends of the window tell.
+            stops = self._glances if frozen and self._was_stopped else self._stops
+            values["stopped_share"] = ((self._was_stopped + stopped) / 2 + stops) / (
+                1 + self._glances
+            )
         self._was_stopped = stopped
+        self._glances = self._stops = 0
         if frozen:
             notes.append("its cgroup is frozen")
         if tracer := number(status.get(b"TracerPid")):
@@ -313,6 +326,11 @@ class HostTelemetry:
         self._cgroups.keep({r.group for r in self._ranks.values() if r.group is not None})
         self._namespaces.keep({rank.namespace for rank in self._ranks.values()})
         return samples
+
+    def glance(self) -> None:
+        """Look which ranks are stopped now: a stop within a window has ended at its end."""
+        for rank in self._ranks.values():
+            rank.glance()
 
     def read_node(self, start_ns: int, end_ns: int) -> Sample:
         """The node, since the last call; clocks are of the CPUs on which ranks were last seen."""

@@ -35,7 +35,7 @@ PROCESS: Final[Quantities] = {
     ),
     "stopped_share": (
         "share",
-        "stopped, traced or frozen, by the state at both ends of the window: 0, 0.5 or 1",
+        "stopped, traced or frozen, by its state at both ends of the window and at each glance",
     ),
     "swap_bytes": ("byte", "memory of the process that is swapped out"),
     "numa_remote_share": ("share", "CPU time on CPUs of another NUMA node than the GPU's"),

@@ -39,6 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--step-ms", type=float, default=60.0, help="own time of a healthy step")
     parser.add_argument("--jitter", type=float, default=0.02, help="sigma of own time, relative")
+    parser.add_argument("--cpu-ms", type=float, default=0.0, help="CPU time before every step")
     parser.add_argument("--slow-rank", type=int, default=-1, help="-1: nobody")
     parser.add_argument("--slow-factor", type=float, default=1.2)
     parser.add_argument("--slow-after", type=int, default=0, help="first slow step")
@@ -92,11 +93,18 @@ class Pace:
         self._begin = now
         self._inject()
         own = self._options.step_ms / 1e3 * max(0.5, self._random.gauss(1, self._options.jitter))
-        passed = 0.0
+        self._compute(self._options.cpu_ms / 1e3)
+        begin, passed = time.monotonic(), 0.0
         for phase, share in SHARES.items():
             slow = self._slow and self._options.phase in ("whole", phase)
             passed += own * share * (self._options.slow_factor if slow else 1.0)
-            self._deadlines[phase] = now + passed
+            self._deadlines[phase] = begin + passed
+
+    def _compute(self, seconds: float) -> None:
+        """Use so much CPU time, however long that takes: as a rank prepares its batch."""
+        end = time.thread_time() + seconds
+        while time.thread_time() < end:
+            sum(range(1000))
 
     def wait_for_device(self, phase: str) -> None:
         """Sleep as a rank waits for its GPU, until the phase's deadline."""
