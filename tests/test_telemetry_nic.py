@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from stragd.telemetry.nic import DISCOVER_EVERY, VANISHED_FOR, NicTelemetry
 from stragd.telemetry.quantities_host import NIC
 from stragd.telemetry.rdma_counters import HW_COUNTERS
 from stragd.telemetry.sample import Sample
+from tests.harness import wait_for
 from tests.nic_trees import DRIVERS, NicTree, dgx
 
 SECOND = 1_000_000_000
@@ -102,7 +106,14 @@ class Nics:
 
     def __init__(self, tree: NicTree, **more: object) -> None:
         self.now = SECOND
-        self.reader = NicTelemetry(tree.root, clock=lambda: self.now, **more)  # type: ignore[arg-type]
+        # A plain reference to itself would keep the reader's files until the garbage is collected.
+        here = weakref.ref(self)
+
+        def clock() -> int:
+            one = here()
+            return one.now if one else 0
+
+        self.reader = NicTelemetry(tree.root, clock=clock, **more)  # type: ignore[arg-type]
 
     def window(self, step_ns: int = 10 * SECOND) -> dict[str, Sample]:
         self.now += step_ns
@@ -506,3 +517,18 @@ def test_a_driver_that_hangs_is_left_behind(tmp_path: Path) -> None:
         deadline.wait(0.1)
     else:
         pytest.fail("the driver answers again and is not heard")
+
+
+def test_readers_that_nobody_has_any_more_hold_no_files() -> None:
+    def held() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    gc.collect()  # what other tests left
+    before = held()
+    for _ in range(5):
+        nic = NicTelemetry()
+        nic.read(0, 1)
+        assert held() > before
+        del nic
+        gc.collect()
+        wait_for("files to be let go of", lambda: held() <= before or None)

@@ -156,9 +156,10 @@ class Collector:
             self._try("gpu", self._gpu.start)
 
     def close(self) -> None:
-        """Let go of the drivers."""
+        """Let go of the drivers and of every file that the readers hold."""
         if self._gpu is not None:
             self._try("gpu", self._gpu.close)
+        self._gpu = self._nic = self._host = None
 
     def glance(self) -> None:
         """Between passes: which processes are stopped now."""

@@ -16,11 +16,11 @@ Answer = TypeVar("Answer")
 
 
 class InTime(Generic[Answer]):
-    """One call at a time, each with a limit."""
+    """One call at a time, each with a limit. The thread ends when nobody has this any more."""
 
     def __init__(self, name: str, seconds: float) -> None:
         self._name, self._seconds = name, seconds
-        self._requests: queue.SimpleQueue[Callable[[], Answer]] | None = None
+        self._requests: queue.SimpleQueue[Callable[[], Answer] | None] | None = None
         self._answers: queue.SimpleQueue[Answer | Exception] = queue.SimpleQueue()
         self._since: float | None = None
 
@@ -42,7 +42,8 @@ class InTime(Generic[Answer]):
                 return None
         if self._requests is None:
             self._requests = queue.SimpleQueue()
-            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+            queues = (self._requests, self._answers)
+            threading.Thread(target=_work, args=queues, name=self._name, daemon=True).start()
         self._since = time.monotonic()
         self._requests.put(function)
         try:
@@ -54,11 +55,22 @@ class InTime(Generic[Answer]):
             raise answer
         return answer
 
-    def _work(self) -> None:
-        assert self._requests is not None
-        while True:
-            function = self._requests.get()
-            try:
-                self._answers.put(function())
-            except Exception as error:
-                self._answers.put(error)
+    def __del__(self) -> None:
+        if self._requests is not None:
+            self._requests.put(None)
+
+
+def _work(
+    requests: queue.SimpleQueue[Callable[[], Answer] | None],
+    answers: queue.SimpleQueue[Answer | Exception],
+) -> None:
+    """Until there is nothing to call. Between calls it keeps nobody's files open."""
+    while True:
+        function = requests.get()
+        if function is None:
+            return
+        try:
+            answers.put(function())
+        except Exception as error:
+            answers.put(error)
+        del function
