@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -268,9 +269,13 @@ MISBEHAVIOURS: dict[str, Callable[[Calls], bool]] = {
     "stop-before-start": lambda calls: any(
         stop < start for c in starts(calls, COLL) for start, stop in kernels(calls, c["handle"])
     ),
-    "late-kernel": lambda calls: all(
-        c["host"] - calls[place(calls, "stop", c["parent"])]["host"] > 50 * MS
-        for c in starts(calls, KERNEL)
+    # The median: on a busy machine the enqueuing thread itself may be late with a stop.
+    "late-kernel": lambda calls: (
+        statistics.median(
+            c["host"] - calls[place(calls, "stop", c["parent"])]["host"]
+            for c in starts(calls, KERNEL)
+        )
+        > 50 * MS
     ),
     "after-finalize": lambda calls: any(
         c["call"] == "finalize" for c in calls[: calls.index(starts(calls, KERNEL)[-1])]
@@ -282,7 +287,7 @@ MISBEHAVIOURS: dict[str, Callable[[Calls], bool]] = {
     < 2 * (len(starts(calls, COLL)) - STEPS),
 }
 # Works pile up behind a slow poller, as they must for an overrun and for what follows finalize.
-SLOW_POLLER = {"CPUNCCL_POLL_US": "40000"}
+SLOW_POLLER = {"CPUNCCL_POLL_US": "400000"}
 
 
 @pytest.mark.parametrize("name", MISBEHAVIOURS)

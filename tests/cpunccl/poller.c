@@ -128,7 +128,7 @@ static void call_start(struct kernel_work *work, int channel)
 	struct descriptor descriptor;
 	bool swapped = misbehaves(work, STOP_BEFORE_START, 2);
 	void *parent = settings()->misbehave[NULL_PARENT] ? 0 : work->parent;
-	int64_t time = start_of(timed_work(work), channel) + (swapped ? 5 * MILLISECOND : 0);
+	int64_t time = start_of(timed_work(work), channel) + (swapped ? 60000 * MILLISECOND : 0);
 
 	event_begin(&descriptor, KERNEL_CH, parent, 0);
 	descriptor.kernel.channel =
