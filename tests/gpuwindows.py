@@ -13,7 +13,7 @@ from tests.harness import wait_for
 
 GPUS = 3
 FOREVER = 600
-QUICK = Patience(call=0.3, process=1.0, one_gpu=600, first_retry=0.1, last_retry=0.2)
+QUICK = Patience(call=0.5, process=5.0, one_gpu=600, first_retry=0.1, last_retry=0.2)
 # No driver but the one on the loader's path.
 NOWHERE = {"proc": "/nonexistent", "sys": "/nonexistent", "dev": "/nonexistent"}
 

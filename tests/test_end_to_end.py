@@ -138,10 +138,16 @@ def test_the_kill_switch_detaches_and_attaches_again() -> None:
         wait_for_ranks(watcher, training, 2)
         assert watcher.ask("probes", "off")["probes"] == "off"
         assert watcher.ask("top")["health"]["probes_attached"] == 0
-        time.sleep(0.5)  # what was in the rings arrives
+
+        def events_of_two_seconds() -> int:
+            before: int = watcher.ask("top")["health"]["events"]
+            time.sleep(2)
+            after: int = watcher.ask("top")["health"]["events"]
+            return after - before
+
+        # What was in the rings arrives first.
+        wait_for("events to end while off", lambda: events_of_two_seconds() == 0)
         events = watcher.ask("top")["health"]["events"]
-        time.sleep(2)
-        assert watcher.ask("top")["health"]["events"] == events, "no event while off"
         assert watcher.ask("probes", "on")["probes"] == "on"
         wait_for("events again", lambda: watcher.ask("top")["health"]["events"] > events)
 

@@ -100,7 +100,7 @@ def test_shares_are_of_the_time_that_passed(fake: FakeNvml, open_reader: Open) -
         fake.share(1, number, share)
     reader = open_reader()
     read(reader)
-    time.sleep(0.3)
+    time.sleep(1.5)
     values = read(reader)[fake.address(1)].values
     names = [
         "sw_power_cap_share",
@@ -109,7 +109,7 @@ def test_shares_are_of_the_time_that_passed(fake: FakeNvml, open_reader: Open) -
         "hw_thermal_share",
         "power_brake_share",
     ]
-    assert [values[name] for name in names] == pytest.approx(list(shares.values()), rel=0.05)
+    assert [values[name] for name in names] == pytest.approx(list(shares.values()), rel=0.15)
 
 
 def test_a_fields_own_error_is_not_zero(fake: FakeNvml, open_reader: Open) -> None:
@@ -157,9 +157,9 @@ def test_older_drivers_have_one_thermal_counter(fake: FakeNvml, open_reader: Ope
     fake.share(1, 75, 0.4)
     reader = open_reader()
     read(reader)
-    time.sleep(0.2)
+    time.sleep(1)
     readings = read(reader)
-    assert readings[fake.address(0)].values["sw_thermal_share"] == pytest.approx(0.4, rel=0.1)
+    assert readings[fake.address(0)].values["sw_thermal_share"] == pytest.approx(0.4, rel=0.2)
     assert readings[fake.address(1)].values["sw_thermal_share"] == 0
 
 
@@ -188,7 +188,7 @@ def test_more_time_than_passed_is_nonsense(fake: FakeNvml, open_reader: Open) ->
     fake.share(0, 74, 50)
     reader = open_reader()
     read(reader)
-    time.sleep(0.1)
+    time.sleep(0.5)
     values = read(reader)[fake.address(0)].values
     assert values["hw_thermal_share"] == 1
     assert "sw_power_cap_share" not in values
@@ -324,12 +324,12 @@ def test_before_hopper(fake: FakeNvml, open_reader: Open) -> None:
         fake.rate(gpu, 138, 1000, "*")
     reader = open_reader()
     read(reader)
-    time.sleep(0.2)
+    time.sleep(1)
     values = read(reader)[fake.address(0)].values
     assert values["temperature_margin_c"] == 34
     assert values["power_limit_w"] == 400
     assert values["power_w"] == 600
-    assert values["nvlink_bytes_per_s"] == pytest.approx(18 * 1000 * 1024, rel=0.1)
+    assert values["nvlink_bytes_per_s"] == pytest.approx(18 * 1000 * 1024, rel=0.2)
     assert "sm_active_share" not in values
 
 
