@@ -224,8 +224,8 @@ CONDITIONS = {
     "slow disk under its data loader": Condition(
         slow_disk,
         "data-loader-disk",
-        "job",
-        "data-loader workers waiting for the disk",
+        "machine",
+        "waiting for the disk",
         trainer=(*READING, "--direct", "--workers", "1"),
     ),
     "lossy network": Condition(
