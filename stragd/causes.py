@@ -89,6 +89,7 @@ class Causes:
             {
                 "name": part.name,
                 "reason": clean(part.reason, 300),
+                "note": part.note,
                 "read_s": None if part.seconds is None else round(part.seconds, 6),
             }
             for part in self._collector.parts.values()

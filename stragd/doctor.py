@@ -403,6 +403,9 @@ def _telemetry(host: Host, readers: list[Reader]) -> Iterator[Check]:
         took = "not read yet" if seconds is None else f"the last pass took {1e3 * seconds:.1f} ms"
         fix = "the cause of findings is told without it" if reader["reason"] else ""
         yield _check(f"telemetry of {reader['name']}", state, reader["reason"] or took, fix)
+        if reader["note"]:
+            fix = "add CAP_SYS_ADMIN to the unit's CapabilityBoundingSet; other telemetry works"
+            yield _check(f"processes of {reader['name']}", "limited", reader["note"], fix)
     names = {reader["name"] for reader in readers}
     if "host" in names:
         yield _disk_waits(host)
@@ -432,7 +435,7 @@ def _disk_waits(host: Host) -> Check:
     return _check(
         feature,
         "limited",
-        "kernel.task_delayacct is 0: a slow disk under a data loader shows as I/O pressure only"
+        "kernel.task_delayacct is 0: waits are sampled five times a second"
         if host.disk_waits is False
         else "this kernel does not count them by task",
         "sysctl kernel.task_delayacct=1; jobs started afterwards are counted",

@@ -14,11 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.trainer.launch import torchrun
+from tests.trainer.launch import apart, torchrun
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = Path(sys.executable).parent
@@ -143,14 +143,25 @@ def daemon(config: str = "") -> Iterator[Daemon]:
 
 
 class Job:
-    """A real torchrun job in its own process group."""
+    """A real job of torchrun, or of ranks in ``namespaces``, in its own process group."""
 
-    def __init__(self, directory: Path, script: str, ranks: int, *arguments: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        script: str,
+        ranks: int,
+        *arguments: str,
+        namespaces: Sequence[str] = (),
+        master: str = "",
+    ) -> None:
         self.record = directory / "record.jsonl"
         self.log = directory / "job.log"
         logs = directory / "ranks"
         options = [*arguments, "--record", str(self.record)]
-        command = torchrun(script, ranks, free_port(), logs, *options)
+        if namespaces:
+            command = apart(script, namespaces, master, *options)
+        else:
+            command = torchrun(script, ranks, free_port(), logs, *options)
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith("VIRTUAL_ENV")
         }
@@ -182,10 +193,10 @@ class Job:
 
 
 @contextlib.contextmanager
-def job(script: str, ranks: int, *arguments: str) -> Iterator[Job]:
-    """A running training job that is gone, with all its ranks, at the end."""
+def job(script: str, ranks: int, *arguments: str, **where: Any) -> Iterator[Job]:
+    """A running training job that is gone, with all its ranks, at the end; ``where`` as of Job."""
     with tempfile.TemporaryDirectory(prefix="stragd-job-") as directory:
-        one = Job(Path(directory), script, ranks, *arguments)
+        one = Job(Path(directory), script, ranks, *arguments, **where)
         try:
             yield one
         finally:

@@ -11,10 +11,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.harness import Daemon, Job, wait_for
+from tests.harness import Daemon, Job, daemon, job, wait_for
 from tests.hosts import SPIN, RealCgroups, cpus, pinned
+from tests.needs import lacking
+from tests.network import Network
 
 RANKS = 4
 WATCH = "[windows]\nsteps = 25\n[telemetry]\nseconds = 1\n"
@@ -80,6 +84,69 @@ def stops(pid: int) -> Iterator[None]:
         thread.join(60)
 
 
+@contextlib.contextmanager
+def little_memory(pid: int) -> Iterator[None]:
+    """A memory cgroup with half of the room for the file that the rank reads again and again."""
+    file = _data_of(pid)
+    room = str(os.stat(file).st_size // 2)
+    limits = {"memory__high": room, "memory__limit_in_bytes": room}
+    with RealCgroups() as cgroups:
+        inside = [limited := cgroups.make("memory", **limits)]
+        if not limited.is_relative_to(cgroups.hierarchy("")):
+            inside.append(cgroups.make(""))  # v1: pressure is counted by the unified hierarchy
+        for path in inside:
+            cgroups.move(pid, path)
+        # What lies in the page cache belongs to who read it first: read it anew.
+        with open(file, "rb") as opened:
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        yield
+
+
+READS_PER_SECOND = 100
+
+
+@contextlib.contextmanager
+def slow_disk(pid: int) -> Iterator[None]:
+    """The disk gives the rank and its data loaders fewer reads a second than they want."""
+    disk = _disk_of(_data_of(pid))
+    limits = {
+        "io__max": f"{disk} riops={READS_PER_SECOND}",
+        "blkio__throttle__read_iops_device": f"{disk} {READS_PER_SECOND}",
+    }
+    with RealCgroups() as cgroups:
+        mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+        first = any(m[2] == "cgroup" and "blkio" in m[3].split(",") for m in mounts)
+        limited = cgroups.make("blkio" if first else "io", **limits)
+        for process in (pid, *children(pid)):
+            cgroups.move(process, limited)
+        yield
+
+
+def _data_of(pid: int) -> str:
+    """The file that a trainer's batches are read from."""
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            if (target := os.readlink(entry.path)).endswith(".data"):
+                return target
+    raise AssertionError(f"process {pid} reads no data: {list(os.scandir(f'/proc/{pid}/fd'))}")
+
+
+def _disk_of(file: str) -> str:
+    """Numbers of the whole disk that holds a file, "254:0"."""
+    device = os.stat(file).st_dev
+    directory = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
+    if (directory / "partition").exists():
+        directory = directory.parent
+    if not (directory / "dev").exists():
+        lacking(f"{file} is on no disk of its own: reads cannot be held back there")
+    return (directory / "dev").read_text().strip()
+
+
+def children(pid: int) -> list[int]:
+    """Child processes of the main thread."""
+    return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 @dataclass(frozen=True)
 class Condition:
     """What is done to a rank, and what must be said about it."""
@@ -92,13 +159,58 @@ class Condition:
     """In the first line of evidence."""
     slow_factor: float = 1.0
     """Of the trainer's own waits."""
+    trainer: tuple[str, ...] = ()
+    """More of its options."""
+    cable: tuple[float, float] = (0.0, 0.0)
+    """What is wrong with the rank's network: delay in ms, share of packets lost. Everybody waits
+    for it, so that the finding may be about the network and name no rank."""
 
-    def options(self, rank: int) -> list[str]:
-        """For the trainer."""
-        if self.slow_factor == 1.0:
-            return []
-        return ["--slow-rank", str(rank), "--slow-factor", str(self.slow_factor)]
+    def options(self, rank: int, directory: Path) -> list[str]:
+        """For the trainer, which may keep files in ``directory``."""
+        made = [part.format(directory=directory) for part in self.trainer]
+        if self.slow_factor != 1.0:
+            made += ["--slow-rank", str(rank), "--slow-factor", str(self.slow_factor)]
+        return made
 
+
+@dataclass
+class Scene:
+    """A daemon and a job to which something can be done."""
+
+    watcher: Daemon
+    training: Job
+    network: Network | None
+
+    @contextlib.contextmanager
+    def injected(self, condition: Condition, pid: int) -> Iterator[None]:
+        """While it is open."""
+        with condition.inject(pid):
+            if self.network is not None:
+                self.network.faults(*condition.cable)
+            try:
+                yield
+            finally:
+                if self.network is not None:
+                    self.network.faults()
+
+
+@contextlib.contextmanager
+def scene(condition: Condition, rank: int) -> Iterator[Scene]:
+    """All is well so far."""
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(TemporaryDirectory(prefix="stragd-data-")))
+        watcher = stack.enter_context(daemon(WATCH))
+        options = arguments(*condition.options(rank, directory))
+        network, where = None, {}
+        if any(condition.cable):
+            network = stack.enter_context(Network(RANKS, rank, directory))
+            where = {"namespaces": network.names, "master": network.address(0)}
+        training = stack.enter_context(job("ddp.py", RANKS, *options, **where))
+        yield Scene(watcher, training, network)
+
+
+READING = ("--data", "{directory}")
+LARGER = ("--buckets", "4")
 
 CONDITIONS = {
     "neighbours on its core": Condition(
@@ -106,6 +218,20 @@ CONDITIONS = {
     ),
     "CPU quota": Condition(quota, "cpu-quota", "job", "throttl"),
     "stopped now and then": Condition(stops, "stopped-process", "job", "stopped"),
+    "less memory than its data": Condition(
+        little_memory, "memory-pressure", "job", "memory", trainer=READING
+    ),
+    "slow disk under its data loader": Condition(
+        slow_disk,
+        "data-loader-disk",
+        "machine",
+        "waiting for the disk",
+        trainer=(*READING, "--direct", "--workers", "1"),
+    ),
+    "lossy network": Condition(
+        nothing, "packet-loss", "network", "TCP retransmits", trainer=LARGER, cable=(0.0, 0.05)
+    ),
+    "slow network": Condition(nothing, "unknown", "network", trainer=LARGER, cable=(8.0, 0.0)),
     "slow by itself": Condition(nothing, "unknown", "unknown", slow_factor=1.4),
 }
 
@@ -128,11 +254,12 @@ def learnt(watcher: Daemon, training: Job) -> dict[int, int]:
     return wait_for("windows of every rank", known, LIMIT)
 
 
-def blamed(watcher: Daemon, training: Job) -> dict[str, Any] | None:
-    """The most expensive confirmed finding of this job, if it is about a rank."""
+def blamed(watcher: Daemon, training: Job, network: bool = False) -> dict[str, Any] | None:
+    """The most expensive confirmed finding of this job, if it is about a rank; or the network."""
     jobs = {rank["job"] for rank in watcher.ranks(training)}
     findings: list[dict[str, Any]] = watcher.ask("findings")["findings"]
     for finding in findings:
         if finding["job"]["key"] in jobs and finding["state"] == "confirmed":
-            return finding if "rank" in finding["subject"] else None
+            about = "rank" in finding["subject"] or (network and finding["kind"] == "network")
+            return finding if about else None
     return None

@@ -135,7 +135,7 @@ def snapshot(
         ],
         "counters": {"events.done": 1200.0, "lost.ring": 3.0, "bpf_run_seconds": 0.5},
         "rings": [],
-        "readers": [{"name": "host", "reason": "", "read_s": 0.002}],
+        "readers": [{"name": "host", "reason": "", "note": "", "read_s": 0.002}],
         "collector_up": {"probes": True},
         "cpu_seconds": 1.5,
         "start_time": 1.7e9,

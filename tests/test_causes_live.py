@@ -6,6 +6,7 @@ The other conditions are in ``python -m bench causes_live``.
 from __future__ import annotations
 
 import os
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.injections import CONDITIONS, LIMIT, RANKS, WATCH, arguments, blamed,
 from tests.needs import lacking
 
 SICK = 2
+QUICK = ("neighbours on its core", "CPU quota", "stopped now and then")
 HW_THERMAL = 270  # NVML's field of the time in hardware thermal slowdown
 
 
@@ -45,7 +47,7 @@ def wait_for_cause(watcher: Daemon, training: Job, cause: str) -> dict[str, Any]
         raise AssertionError(f"{error}; {last}; {watcher.output()[-3000:]}") from None
 
 
-@pytest.mark.parametrize("name", [n for n, c in CONDITIONS.items() if c.cause != "unknown"])
+@pytest.mark.parametrize("name", QUICK)
 def test_what_is_done_to_a_rank_is_named(name: str) -> None:
     condition = CONDITIONS[name]
     with daemon(WATCH) as watcher, job("ddp.py", RANKS, *arguments()) as training:
@@ -98,6 +100,50 @@ def test_a_rank_that_is_just_slow_has_no_cause_until_its_gpu_is_hot(
                 for line in lines
             ), lines
             assert "cause thermal-throttle" in watcher.output(), "the journal hears of it later"
+
+
+def test_a_driver_call_that_blocks_for_a_minute_delays_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trap 12, with everything around it: windows and scrapes go on, the daemon ends."""
+    pytest.importorskip("pynvml")
+    driver = FakeNvml(tmp_path / "driver", RANKS).healthy()
+    driver.write()
+    for name, value in driver.environment.items():
+        monkeypatch.setenv(name, value)
+    with daemon(WATCH) as watcher, job("ddp.py", RANKS, *arguments()) as training:
+        wait_for("the GPUs to be read", lambda: read_seconds(watcher) is not None, LIMIT)
+        for gpu in range(RANKS):
+            driver.hang(gpu, "nvmlDeviceGetFieldValues", 60)
+        driver.write()
+        first = windows(watcher, training)
+        scrapes: list[float] = []
+
+        def going_on() -> bool:
+            begin = time.monotonic()
+            assert "stragd_up{" in page(watcher)
+            scrapes.append(time.monotonic() - begin)
+            return windows(watcher, training) >= first + 3
+
+        wait_for("windows", going_on, LIMIT)
+        # Not timings, but the difference between waiting for the driver and not.
+        assert max(scrapes) < 30
+        begin = time.monotonic()
+        assert watcher.stop() == 0
+        assert time.monotonic() - begin < 30
+
+
+def windows(watcher: Daemon, training: Job) -> int:
+    """Windows of this job so far."""
+    jobs = {rank["job"] for rank in watcher.ranks(training)}
+    return sum(j["windows"] for j in watcher.ask("jobs")["jobs"] if j["key"] in jobs)
+
+
+def read_seconds(watcher: Daemon) -> float | None:
+    """What the last reading of GPUs took."""
+    readers = {reader["name"]: reader for reader in watcher.ask("status")["readers"]}
+    seconds: float | None = readers["gpu"]["read_s"]
+    return seconds
 
 
 def wait_for_gpus(watcher: Daemon, training: Job) -> None:

@@ -43,9 +43,9 @@ class CannedDaemon:
             ],
         }  # fmt: skip
         self.picture["readers"] = [
-            {"name": "host", "reason": "", "read_s": 0.0021},
-            {"name": "nic", "reason": "", "read_s": None},
-            {"name": "gpu", "reason": "the driver is not loaded", "read_s": 0.1},
+            {"name": "host", "reason": "", "note": "", "read_s": 0.0021},
+            {"name": "nic", "reason": "", "note": "", "read_s": None},
+            {"name": "gpu", "reason": "the driver is not loaded", "note": "", "read_s": 0.1},
         ]
         self.picture["rings"] = [
             {"pid": 4002, "state": "open", "reason": "NCCL 2.31.2 is slowed\x1b[31m by timing",

@@ -11,6 +11,7 @@ import pytest
 
 from stragd.diagnosis import CAUSES, Diagnosis, Past, apply, diagnose
 from stragd.finding import Finding, Where, schema
+from stragd.peers import median
 from stragd.telemetry.sample import RankTelemetry, Sample
 from tests.conditions import CONDITIONS, HARMLESS, Condition, case
 from tests.jobs_of_samples import SINCE_NS, WINDOW_NS, JobOfSamples, Rank
@@ -212,16 +213,34 @@ def test_idle_links_are_not_judged() -> None:
     assert "low-clock" not in dict(made.others)
 
 
-def test_too_small_a_cause_for_the_slowdown_gets_less_confidence() -> None:
-    finding, subject, others, past = case(BY_NAME["stopped by a signal"], 1)
+DELAYS = {
+    "stopped-process": "stopped_share",
+    "cpu-quota": "throttled_share",
+    "cpu-contention": "run_queue_share",
+    "data-loader-disk": "disk_wait_share",
+}
+"""Causes whose lost time is measured, each with its quantity."""
+
+
+@pytest.mark.parametrize("cause", DELAYS)
+def test_a_delay_must_be_able_to_explain_the_cost(cause: str) -> None:
+    """A rank that takes 1.4 times as long loses 29 % of its time: to that, or to something else."""
+    finding, subject, others, past = case(BY_NAME["nothing"], 1)
     assert subject.process is not None
-    values = {**subject.process.values, "stopped_share": 0.04}
-    small = replace(subject, process=replace(subject.process, values=values))
-    slight = diagnose({**finding, "slowdown": 0.04}, small, others, past)
-    severe = diagnose({**finding, "slowdown": 0.25}, small, others, past)
-    assert slight.name == severe.name == "stopped-process"
-    assert severe.confidence < slight.confidence
-    assert any("of the slowdown" in line for line in severe.evidence)
+    quantity = DELAYS[cause]
+
+    def with_delay(share: float) -> Diagnosis:
+        values = {**subject.process.values, quantity: share + usual}  # type: ignore[union-attr]
+        slow = replace(subject, process=replace(subject.process, values=values))  # type: ignore[arg-type]
+        return diagnose({**finding, "slowdown": 0.4}, slow, others, past)
+
+    usual = median([p.process.values.get(quantity, 0.0) for p in others if p.process]) or 0.0
+    enough, half, little = with_delay(0.27), with_delay(0.2), with_delay(0.06)
+    assert enough.name == half.name == cause
+    assert half.confidence < enough.confidence
+    assert any("of the slowdown" in line for line in enough.evidence)
+    assert little.name == "unknown"
+    assert cause in dict(little.others)
 
 
 @pytest.mark.parametrize("silent", ["all", "one"])

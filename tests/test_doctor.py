@@ -21,8 +21,8 @@ FULL = Host(
     disk_waits=True,
 )
 READERS: list[Reader] = [
-    {"name": "host", "reason": "", "read_s": 0.0021},
-    {"name": "nic", "reason": "", "read_s": None},
+    {"name": "host", "reason": "", "note": "", "read_s": 0.0021},
+    {"name": "nic", "reason": "", "note": "", "read_s": None},
 ]
 
 
@@ -102,9 +102,20 @@ def test_readers_of_telemetry() -> None:
     checks = examine(FULL, [], "", readers=READERS)
     assert find(checks, "telemetry of host")["detail"] == "the last pass took 2.1 ms"
     assert find(checks, "telemetry of nic")["detail"] == "not read yet"
-    failed: Reader = {"name": "gpu", "reason": "the driver is not loaded", "read_s": None}
+    failed: Reader = {
+        "name": "gpu",
+        "reason": "the driver is not loaded",
+        "note": "",
+        "read_s": None,
+    }
     check = find(examine(FULL, [], "", readers=[failed]), "telemetry of gpu")
     assert (check["state"], check["detail"]) == ("limited", "the driver is not loaded")
+    divided: Reader = {"name": "gpu", "reason": "", "note": "no list", "read_s": 0.1}
+    checks = examine(FULL, [], "", readers=[divided])
+    assert find(checks, "telemetry of gpu")["state"] == "ok"
+    check = find(checks, "processes of gpu")
+    assert (check["state"], check["detail"]) == ("limited", "no list")
+    assert "CAP_SYS_ADMIN" in check["fix"]
     off = examine(FULL, [], "")
     assert "[telemetry]" in find(off, "telemetry")["fix"]
     assert not any("pressure" in check["feature"] for check in off), "nobody would read it"

@@ -1,4 +1,4 @@
-"""Counters, the types of NVML's field values, and the tables of fields and quantities."""
+"""Baselines, the types of NVML's field values, and the tables of fields and quantities."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 
 import pytest
 
-from stragd.telemetry.counters import Counters
+from stragd.telemetry.counter import Baselines
 from stragd.telemetry.field_batch import number_of
 from stragd.telemetry.nvml_fields import DEVICE, FIXED, LINK_ERRORS, LINK_STATES, LINK_TRAFFIC
 from stragd.telemetry.quantities import GPU
 
 
 def test_wraps_and_resets() -> None:
-    counters = Counters()
+    counters = Baselines()
     assert counters.delta("a", (1 << 32) - 10, 32) is None
     assert counters.delta("a", 20, 32) == 30
     assert counters.delta("a", 10, 32) is None  # nearly a whole turn back: a reset

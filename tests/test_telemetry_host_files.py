@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from stragd.telemetry.cgroup import LIMITS_EVERY
 from stragd.telemetry.host import LOOK_EVERY, HostTelemetry
 from stragd.telemetry.node import cpu_list
 from stragd.telemetry.pressure import parse
@@ -135,6 +136,24 @@ def test_v2_memory_events_of_the_nearest_limit(files: Files) -> None:
     assert values["cgroup_memory_high_delta"] == 7
     assert values["cgroup_memory_max_delta"] == 3
     assert values["cgroup_oom_delta"] == 1
+
+
+def test_v2_a_memory_limit_that_comes_later(files: Files) -> None:
+    directory = v2(files)
+    values = files.reader().window().values
+    assert (values["cgroup_memory_high_delta"], values["cgroup_memory_max_delta"]) == (0, 0)
+    assert "cgroup_oom_delta" not in values  # the node's memory may have run out
+    files.write(f"{directory}/memory.high", "1048576\n")
+    for high in range(10, 20 * LIMITS_EVERY, 10):
+        files.write(f"{directory}/memory.events", f"low 0\nhigh {high}\nmax 0\noom_kill 0\n")
+        if files.window().values.get("cgroup_memory_high_delta") == 10:
+            break
+    else:
+        pytest.fail("the limit was not seen")
+    for name in ("memory.high", "memory.max"):
+        (files.root / directory / name).unlink()
+    other = Files(files.root)  # reads anew
+    assert "cgroup_memory_max_delta" not in other.reader().window().values
 
 
 def test_v2_pressure_and_freezing(files: Files) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stragd.diagnosis.compare import Deviation, View
+from stragd.diagnosis.signals import EXPLAINED
 from stragd.finding import Where
 
 Gate = Callable[[View], float]
@@ -68,7 +69,8 @@ def judge(cause: Cause, view: View, slowdown: float | None) -> Verdict | None:
     explained = _explained(cause, view, found, slowdown)
     score = cause.weight * max(strengths) * gate
     if explained is not None:
-        score *= min(1.0, 0.5 + explained)
+        # A delay that the cost dwarfs happened beside it.
+        score *= min(1.0, explained / EXPLAINED)
     score += 0.03 * min(3, len(found) + bool(noticed) - 1) * score
     line = noticed[1] if noticed else ""
     where = cause.elsewhere(view) or cause.where

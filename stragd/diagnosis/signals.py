@@ -315,6 +315,9 @@ FEW_PEERS = 3
 """With fewer peers the evidence is weaker. Design: two of a kind cannot outvote each other."""
 HISTORY_WINDOWS = 3
 """Windows before the finding that a history needs. OWN: the fewest with a median and a spread."""
+EXPLAINED = 0.5
+"""Share of the slowdown that lost time must account for; with less, a cause gets less confidence in
+proportion. OWN: half, as means over a window and a step's critical path are not the same time."""
 NAMED = 0.4
 """Confidence from which a cause is named; below it is "unknown", and the guess a runner-up. OWN."""
 STRONG = 0.7

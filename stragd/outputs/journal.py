@@ -196,12 +196,15 @@ class Journal:
 
 
 def _because(finding: Finding) -> str:
-    """ ", where machine, cause power-cap (0.91): SM clock ..."; nothing where nobody knows."""
+    """ ", where machine, cause power-cap (0.91): SM clock ..."; nothing where nobody looked."""
     cause = finding["cause"]
-    if cause["name"] == "unknown":
-        return "" if finding["where"] == "unknown" else f", where {finding['where']}"
-    line = cause["evidence"][0] if cause["evidence"] else ""
-    return f", where {finding['where']}, cause {cause['name']} ({cause['confidence']:.2f}): {line}"
+    where = f", where {finding['where']}"
+    if cause["name"] != "unknown":
+        line = cause["evidence"][0] if cause["evidence"] else ""
+        return f"{where}, cause {cause['name']} ({cause['confidence']:.2f}): {line}"
+    if cause["evidence"]:
+        return f"{where}, cause unknown: {cause['evidence'][0]}"
+    return "" if finding["where"] == "unknown" else where
 
 
 def _one_line(value: object) -> str:

@@ -385,8 +385,10 @@ def _findings(page: _Page, now: Snapshot, max_series: int) -> None:
 
 def _deviates(cause: Cause) -> str:
     """The first evidence line of a cause without numbers: "SM clock; HW thermal slowdown"."""
-    if cause["name"] == "unknown" or not cause["evidence"]:
+    if not cause["evidence"]:
         return ""
+    if cause["name"] == "unknown":
+        return "nothing deviates"
     return "; ".join(_READING.sub("", part) for part in cause["evidence"][0].split("; "))
 
 

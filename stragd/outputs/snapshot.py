@@ -143,6 +143,7 @@ class Reader(TypedDict):
 
     name: str  # "host", "nic", "gpu"
     reason: str  # why it gives nothing, "" when it works
+    note: str  # what it does not give, though it works
     read_s: float | None  # what its last pass took
 
 

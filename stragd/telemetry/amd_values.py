@@ -7,7 +7,7 @@ which limits act at the moment of reading.
 
 from __future__ import annotations
 
-from stragd.telemetry.counters import Counters
+from stragd.telemetry.counter import Baselines
 from stragd.telemetry.gpu_metrics import Metrics
 
 NS = 1e9
@@ -108,7 +108,7 @@ class AmdCounters:
     """Growth of one GPU's counters between two blobs."""
 
     def __init__(self) -> None:
-        self._counters = Counters()
+        self._counters = Baselines()
         self._read_at: int | None = None
         self._firmware: int | None = None
         self._passed: int | None = None  # ns

@@ -15,6 +15,12 @@ from stragd.telemetry.held import HeldFile
 from stragd.telemetry.pressure import Pressure
 
 MAX_DEPTH = 12
+MEMORY_EVENTS = {
+    "high": "cgroup_memory_high_delta",
+    "max": "cgroup_memory_max_delta",
+    "oom_kill": "cgroup_oom_delta",
+}
+LIMITS_EVERY = 4  # passes
 NO_LIMIT_V1 = 1 << 62  # the kernel's "no limit" is the largest multiple of a page, just above
 
 
@@ -119,6 +125,7 @@ class _Memory:
     """The memory limit that holds for a cgroup directory: its own, or the nearest above."""
 
     def __init__(self, directory: str) -> None:
+        self.directory = directory
         self.counters = Counters()
         self.read_at, self.change = -1, NO_CHANGE
         self.events = HeldFile(f"{directory}/memory.events")
@@ -130,12 +137,9 @@ class _Memory:
             return
         self.read_at = now_ns
         values = _pairs(self.events.read()) or _pairs(self.oom.read())
-        names = {
-            "high": "cgroup_memory_high_delta",
-            "max": "cgroup_memory_max_delta",
-            "oom_kill": "cgroup_oom_delta",
+        reading = {
+            quantity: values[name] for name, quantity in MEMORY_EVENTS.items() if name in values
         }
-        reading = {names[name]: value for name, value in values.items() if name in names}
         failures = number(self.failures.read())
         if failures is not None:
             reading["cgroup_memory_max_delta"] = failures
@@ -156,17 +160,17 @@ class Group:
     """The cgroup of one or more ranks."""
 
     def __init__(self, place: Place, quotas: dict[str, Quota]) -> None:
+        self._place = place
         levels = _levels(place.cpu, place.cpu_root)
         for level in levels:
             if level not in quotas:
                 quotas[level] = Quota(level)
         self.quotas = [quotas[level] for level in levels]
         self._cpu_is_root = bool(place.cpu) and place.cpu == place.cpu_root
+        self._memory_known = False
+        self._memory_levels = _levels(place.memory, place.memory_root)
         self._memory: _Memory | None = None
-        for level in _levels(place.memory, place.memory_root):
-            if _limits_memory(level):
-                self._memory = _Memory(level)
-                break
+        self._until_limits = 0
         # The root cgroup's pressure is the node's, which has a sample of its own.
         deep = place.unified != place.unified_root and bool(place.unified)
         self._pressure = Pressure(f"{place.unified}/", ".pressure") if deep else None
@@ -182,12 +186,32 @@ class Group:
         self._read_at = now_ns
         values = self._pressure.shares(now_ns) if self._pressure else {}
         values.update(self._throttling(now_ns))
-        if self._memory:
-            self._memory.refresh(now_ns)
-            values.update(self._memory.change.by)
+        values.update(self._over_memory_limits(now_ns))
         self.frozen = any(freezer.frozen() for freezer in self._freezers)
         self._values = values
         return values
+
+    def _over_memory_limits(self, now_ns: int) -> dict[str, float]:
+        if self._until_limits <= 0:
+            self._until_limits = LIMITS_EVERY
+            self._find_memory_limit()
+        self._until_limits -= 1
+        if self._memory is not None:
+            self._memory.refresh(now_ns)
+            return {**self._memory.change.by}
+        # Where no level has a limit, nothing can be over it.
+        quantities = (MEMORY_EVENTS["high"], MEMORY_EVENTS["max"]) if self._memory_known else ()
+        return dict.fromkeys(quantities, 0.0)
+
+    def _find_memory_limit(self) -> None:
+        """Limits may come and go while a job runs."""
+        limited = [(level, _limits_memory(level)) for level in self._memory_levels]
+        nearest = next((level for level, limit in limited if limit), "")
+        self._memory_known = bool(self._place.memory) and all(x is not None for _, x in limited)
+        if not nearest:
+            self._memory = None
+        elif self._memory is None or self._memory.directory != nearest:
+            self._memory = _Memory(nearest)
 
     def _throttling(self, now_ns: int) -> dict[str, float]:
         for quota in self.quotas:
@@ -214,12 +238,17 @@ def _periods(change: Change) -> float | None:
     return min(1.0, change.by["nr_throttled"] / periods) if periods else 0.0
 
 
-def _limits_memory(directory: str) -> bool:
+def _limits_memory(directory: str) -> bool | None:
+    """Whether a cgroup has a limit of its own; None where it does not say."""
+    answer = None
     for name in ("memory.high", "memory.max", "memory.limit_in_bytes"):
-        limit = number(read_bounded(f"{directory}/{name}", 64))
-        if limit is not None and limit < NO_LIMIT_V1:
-            return True
-    return False
+        raw = read_bounded(f"{directory}/{name}", 64)
+        if raw is not None:
+            answer = False
+            limit = number(raw)
+            if limit is not None and limit < NO_LIMIT_V1:
+                return True
+    return answer
 
 
 def _pairs(raw: bytes | None) -> dict[str, int]:

@@ -20,6 +20,7 @@ from stragd.discovery.process import MemoryReader
 from stragd.telemetry.gpus import GpuTelemetry
 from stragd.telemetry.host import HostTelemetry
 from stragd.telemetry.nic import NicTelemetry
+from stragd.telemetry.reading import NO_PROCESS_LIST
 from stragd.telemetry.sample import RankTelemetry, Sample
 
 MAX_MEMBERS = 1024
@@ -84,6 +85,8 @@ class Part:
     name: str
     reason: str = ""
     """Why it gives nothing, "" when it works."""
+    note: str = ""
+    """What it does not give, though it works."""
     seconds: float | None = None
     """What its last pass took."""
     failed: bool = False
@@ -228,14 +231,16 @@ class Collector:
     def _take_gpus(self, this: _Pass) -> None:
         assert self._gpu is not None
         latencies = []
+        part = self.parts["gpu"]
         for sample in self._gpu.samples():
             if sample.end_ns >= this.end_ns:
                 this.gpus[sample.subject] = sample
                 latencies.append(sample.values.get("reader_latency_ms", 0.0))
+                part.note = NO_PROCESS_LIST if NO_PROCESS_LIST in sample.notes else part.note
             elif sample.silent:
                 this.unanswered[sample.subject] = sample
         if latencies:
-            self.parts["gpu"].seconds = max(latencies) / 1e3
+            part.seconds = max(latencies) / 1e3
         if self._gpu.reason:
             self._failed("gpu", self._gpu.reason)
 

@@ -6,10 +6,8 @@ time between the two readings by CLOCK_MONOTONIC (a stepped wall clock changes n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import NamedTuple
-
-WRAP = 1 << 32
 
 
 def number(raw: bytes | None) -> int | None:
@@ -24,13 +22,15 @@ def number(raw: bytes | None) -> int | None:
 def difference(now: int, before: int, bits: int = 64) -> int | None:
     """Events between two readings; None where the counter was set back in between.
 
-    A 32-bit counter that goes back by more than half of its range has wrapped: less would be more
-    than 2^31 events in one window. Anything else that goes back began anew (driver reload, reset).
+    A counter of fewer than 64 bits that goes back by more than half of its range has wrapped: less
+    would be more events in one window than half of the range. Anything else that goes back began
+    anew (driver reload, reset).
     """
     if now >= before:
         return now - before
-    if bits == 32 and before < WRAP and before - now > WRAP // 2:
-        return now + WRAP - before
+    wrap = 1 << bits
+    if bits < 64 and before < wrap and before - now > wrap // 2:
+        return now + wrap - before
     return None
 
 
@@ -90,6 +90,23 @@ class Counters:
                 else:
                     by[name] = delta
         return Change(seconds, by, tuple(back))
+
+
+class Baselines:
+    """The last value of each counter of a source that is not read at once."""
+
+    def __init__(self) -> None:
+        self.last: dict[Hashable, int] = {}
+
+    def delta(self, key: Hashable, value: int, bits: int = 64) -> int | None:
+        """Growth since the last call; None for a new counter, or one that was set back."""
+        last = self.last.get(key)
+        self.last[key] = value
+        return None if last is None else difference(value, last, bits)
+
+    def forget(self) -> None:
+        """Every counter starts anew: the driver or the firmware behind them was restarted."""
+        self.last.clear()
 
 
 def put(values: dict[str, float], name: str, value: float | None) -> None:

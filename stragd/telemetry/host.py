@@ -19,6 +19,7 @@ from stragd.telemetry.node import Node, cpu_list
 from stragd.telemetry.placement import NumaNodes
 from stragd.telemetry.sample import Sample
 from stragd.telemetry.tasks import (
+    BLOCKED,
     FIRST_SLICE,
     MAX_WORKERS,
     SEARCH_SLICE,
@@ -33,6 +34,7 @@ from stragd.telemetry.tcp import Namespaces
 
 LOOK_EVERY = 12  # windows between two looks at the threads, children and cgroup of a rank
 THREADS_AFTER = 3  # windows, where the threads that are read do not explain its CPU time
+LEAST_GLANCES = 4  # for a share of them
 STOPPED = "Tt"
 STATUS = (
     b"TracerPid",
@@ -71,7 +73,7 @@ class _Rank:
         self._cgroup_text: bytes | None = None
         self._until_look = self._until_threads = 0
         self._was_stopped: bool | None = None
-        self._glances = self._stops = 0  # since the last read
+        self._glances = self._stops = self._blocks = 0  # since the last read
         # Only processes that were started with delay accounting on are counted.
         self._disk_waits = True
         self._tools: tuple[str, ...] | None = None
@@ -86,6 +88,9 @@ class _Rank:
         if fields is not None and fields.start_ticks == self.start_ticks:
             self._glances += 1
             self._stops += fields.state in STOPPED
+            self._blocks += fields.state == BLOCKED
+        if not self._disk_waits:
+            self._tree.glance()
 
     def read(
         self, this: _Pass, cgroups: Cgroups, namespaces: Namespaces, numa: NumaNodes, node: int
@@ -107,6 +112,8 @@ class _Rank:
         change = self._own(this, fields.cpu_ticks, fields.major_faults, status, values)
         self._threads(values)
         self._workers(change, values)
+        if not self._disk_waits:
+            self._waits_by_glances(values)
         self._look(this, values.get("cpu_share"), fields.threads, cgroups, notes)
 
         frozen = False
@@ -123,7 +130,7 @@ class _Rank:
                 1 + self._glances
             )
         self._was_stopped = stopped
-        self._glances = self._stops = 0
+        self._glances = self._stops = self._blocks = 0
         if frozen:
             notes.append("its cgroup is frozen")
         if tracer := number(status.get(b"TracerPid")):
@@ -191,6 +198,25 @@ class _Rank:
             waits = [s for c in active if (s := c.share("disk_wait_ticks", TICK_NS)) is not None]
             values["worker_disk_wait_share"] = sum(waits) / len(waits) if waits else 0.0
 
+    def _waits_by_glances(self, values: dict[str, float]) -> None:
+        """How often the main thread and the workers were seen to wait for a disk."""
+        shares = []
+        # A GPU's driver blocks the main thread as well, but reads nothing.
+        if self._glances >= LEAST_GLANCES and values.get("read_bytes_per_s"):
+            shares.append(self._blocks / self._glances)
+        workers = self._tree.workers.values()
+        glances = sum(w.glances for w in workers)
+        if glances >= LEAST_GLANCES:
+            active = [w for w in workers if w.blocks or w.change.by.get("cpu_ticks")]
+            glances = sum(w.glances for w in active)
+            share = sum(w.blocks for w in active) / glances if glances else 0.0
+            values["worker_disk_wait_share"] = share
+            shares.append(share)
+        if shares:
+            values["disk_wait_share"] = max(shares)
+        for worker in workers:
+            worker.glances = worker.blocks = 0
+
     @property
     def _was_looked_at(self) -> bool:
         return self._tools is not None
@@ -228,7 +254,7 @@ class _Rank:
         if census.children > MAX_WORKERS:
             notes.append(f"{census.children} children: the busiest {MAX_WORKERS} are read")
         if not self._disk_waits:
-            notes.append("disk waits are unknown: it was started with kernel.task_delayacct=0")
+            notes.append("disk waits are sampled: it was started with kernel.task_delayacct=0")
 
     def _look_now(self, this: _Pass, cgroups: Cgroups) -> None:
         self._tree.look_for_workers(this.now_ns, this.ranks)

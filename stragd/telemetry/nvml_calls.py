@@ -37,6 +37,10 @@ class Calls:
             self._refused.add(name)
         return None
 
+    def refused(self, function: str) -> bool:
+        """Whether the driver refuses a function that takes the handle alone."""
+        return (function, ()) in self._refused
+
     def get(self, function: str, *arguments: int) -> Any:
         """``ask`` for a function of NVML that takes the handle first."""
         name = (function, arguments)

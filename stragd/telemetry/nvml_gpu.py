@@ -14,14 +14,15 @@ from typing import Any
 from stragd.discovery.process import printable
 from stragd.telemetry import gpm
 from stragd.telemetry import nvml_fields as fields
-from stragd.telemetry.counters import Counters
+from stragd.telemetry.counter import Baselines
 from stragd.telemetry.field_batch import FieldBatch, Key
 from stragd.telemetry.nvml_calls import Calls, GpuLost, text
 from stragd.telemetry.nvml_fields import Field
-from stragd.telemetry.reading import Reading
+from stragd.telemetry.reading import NO_PROCESS_LIST, Reading
 
 MAX_SLICES = 16
 MAX_PROCESSES = 2048
+PROCESSES = "nvmlDeviceGetComputeRunningProcesses"
 SM, MEMORY = 1, 2  # nvmlClockType_t
 GPU_SENSOR = 0
 SLOWDOWN, MEMORY_MAX = 1, 2  # nvmlTemperatureThresholds_t
@@ -72,7 +73,7 @@ class NvmlGpu:
         pci = nvml.nvmlDeviceGetPciInfo(handle)
         self.address = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
         self.model = printable(text(nvml.nvmlDeviceGetName(handle)), 96)
-        self._counters = Counters()
+        self._counters = Baselines()
         self._read_at: int | None = None
         self.has_gpm = with_gpm and gpm.supported(nvml, handle)
         self._slices = self._find_slices()
@@ -106,6 +107,8 @@ class NvmlGpu:
             if self._gpm is not None:
                 board.values.update(self._calls.ask("GPM", self._gpm.read) or {})
             self._read_calls(board.values, board.notes)
+            if self._slices and self._calls.refused(PROCESSES):
+                board.notes.append(NO_PROCESS_LIST)
             readings = [self._of_slice(part, board) for part in self._slices] or [board]
         except GpuLost as lost:
             readings = [Reading(s, model, silent=str(lost)) for s, model in self.subjects]
@@ -120,7 +123,7 @@ class NvmlGpu:
     def processes(self) -> dict[str, list[int]]:
         """Compute processes that NVML lists, by subject."""
         found: dict[str, list[int]] = {}
-        listed = self._calls.get("nvmlDeviceGetComputeRunningProcesses") or []
+        listed = self._calls.get(PROCESSES) or []
         for process in listed[:MAX_PROCESSES]:
             for subject in self.subjects_of(getattr(process, "gpuInstanceId", None)):
                 found.setdefault(subject, []).append(int(process.pid))

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+NO_PROCESS_LIST = "the driver lists no processes of this divided GPU: that takes CAP_SYS_ADMIN"
+"""A note: which rank has which part of the GPU is not known."""
+
 
 class Unavailable(Exception):
     """Nothing can be read on this machine; the text says why and what would help."""

@@ -29,6 +29,7 @@ MAX_LISTED = 4096
 MAX_CHILDREN = 64
 MAX_DEPTH = 3
 MAX_WORKERS = 16
+BLOCKED = "D"  # in uninterruptible sleep: of a data loader, it waits for a disk
 
 
 class Fields(NamedTuple):
@@ -105,6 +106,13 @@ class Worker:
         self.change = NO_CHANGE
         self._read_bytes: int | None = None
         self.weight = 0  # ticks that it worked or waited so far
+        self.glances = self.blocks = 0  # since the owner has reset them
+
+    def glance(self) -> None:
+        """Look whether it waits in the kernel now."""
+        if (fields := parse_stat(self._stat.read())) is not None:
+            self.glances += 1
+            self.blocks += fields.state == BLOCKED
 
     def refresh(self, now_ns: int) -> bool:
         """Read it again; False where it has ended."""
@@ -153,6 +161,14 @@ class Tree:
         self._parents: set[int] = set()  # threads that were seen to have children
         self._children = HeldFile(f"{proc}/{pid}/task/{pid}/children")
         self._children_text: bytes | None = b""
+        self._glanced = -1
+
+    def glance(self) -> None:
+        """Look at one worker, the next in turn."""
+        if self.workers:
+            later = [pid for pid in self.workers if pid > self._glanced]
+            self._glanced = min(later or self.workers)
+            self.workers[self._glanced].glance()
 
     def children_changed(self) -> bool:
         """Whether the main thread has other children than at the last look."""

@@ -9,7 +9,9 @@ it over the layers, so that all-reduces run beside it as they do on a GPU.
 from __future__ import annotations
 
 import argparse
+import mmap
 import os
+import random
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -54,15 +56,39 @@ class Network(nn.Module):
         return value
 
 
+class DataFile:
+    """A file of random bytes on a real disk, of which each batch reads scattered blocks."""
+
+    BLOCK = 16 << 10
+
+    def __init__(self, path: str, options: argparse.Namespace) -> None:
+        self._blocks, self._per_batch = options.data_mib * 64, options.batch_blocks
+        with open(path, "wb") as file:
+            for _ in range(options.data_mib):
+                file.write(os.urandom(1 << 20))
+            os.fsync(file.fileno())
+        flags = os.O_DIRECT if options.direct else 0
+        self._file = os.open(path, os.O_RDONLY | flags)
+        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_RANDOM)
+        self._buffer = mmap.mmap(-1, self.BLOCK)  # aligned, as O_DIRECT wants it
+        self._random = random.Random(path)
+
+    def read_batch(self) -> None:
+        for _ in range(self._per_batch):
+            os.preadv(self._file, [self._buffer], self._random.randrange(self._blocks) * self.BLOCK)
+
+
 class Samples(IterableDataset):  # type: ignore[type-arg]
     """Endless random batches with a target that can be learnt."""
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
+    def __init__(self, rank: int, data: DataFile | None) -> None:
+        self.rank, self.data = rank, data
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         source = torch.Generator().manual_seed(self.rank)
         while True:
+            if self.data is not None:
+                self.data.read_batch()
             value = torch.randn(BATCH, WIDTH, generator=source)
             yield value, torch.sin(value)
 
@@ -73,6 +99,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--buckets", type=int, default=2, help="all-reduces per step")
     parser.add_argument("--overlap", action="store_true", help="all-reduces beside backward waits")
     parser.add_argument("--workers", type=int, default=0, help="data-loader processes per rank")
+    parser.add_argument("--data", default="", help="directory: batches are read from files there")
+    parser.add_argument("--data-mib", type=int, default=48, help="size of each rank's file")
+    parser.add_argument("--batch-blocks", type=int, default=32, help="blocks of 16 KiB per batch")
+    parser.add_argument("--direct", action="store_true", help="read past the page cache")
     parser.add_argument("--log-every", type=int, default=0, help="an all-reduce more every N steps")
     return parser.parse_args()
 
@@ -104,11 +134,14 @@ def main() -> int:
         network.waits = spread(rank_pace, options.buckets)
     model = parallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    batches = iter(DataLoader(Samples(rank), batch_size=None, num_workers=options.workers))
+    data = DataFile(f"{options.data}/rank{rank}.data", options) if options.data else None
+    batches = iter(DataLoader(Samples(rank, data), batch_size=None, num_workers=options.workers))
     losses: list[torch.Tensor] = []
     for step in range(options.steps):
         rank_pace.begin_step()
         value, target = next(batches)
+        if data is not None:
+            rank_pace.begin_device()
         rank_pace.wait_for_device(pace.DATA)
         loss = nn.functional.mse_loss(model(value), target)
         rank_pace.wait_for_device(pace.FORWARD)

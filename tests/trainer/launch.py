@@ -1,7 +1,9 @@
-"""The command line of torchrun, for every torch and Python that the tests meet."""
+"""Command lines that start ranks, for every torch and Python that the tests meet."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 TRAINERS = Path(__file__).resolve().parent
@@ -27,3 +29,24 @@ def torchrun(
     command += ["--master_port", str(port), *more]
     command += ["--redirects", "1", "--tee", "1", "--log_dir", str(logs)]
     return [*command, str(TRAINERS / script), *arguments]
+
+
+def apart(script: str, namespaces: Sequence[str], master: str, *arguments: str) -> list[str]:
+    """Start one rank in each network namespace, over its device eth0; ends when all have ended.
+
+    ``master`` is the address of the first rank there.
+    """
+    ranks = []
+    for rank, namespace in enumerate(namespaces):
+        environment = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": len(namespaces),
+            "MASTER_ADDR": master,
+            "MASTER_PORT": 29500,
+            "GLOO_SOCKET_IFNAME": "eth0",
+        }
+        command = ["env", *(f"{name}={value}" for name, value in environment.items())]
+        command += [PYTHON, "-u", str(TRAINERS / script), *arguments]
+        ranks.append(shlex.join(["ip", "netns", "exec", namespace, *command]))
+    return ["/bin/sh", "-c", " & ".join([*ranks, "wait"])]

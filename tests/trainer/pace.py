@@ -92,8 +92,12 @@ class Pace:
         self.step += 1
         self._begin = now
         self._inject()
-        own = self._options.step_ms / 1e3 * max(0.5, self._random.gauss(1, self._options.jitter))
         self._compute(self._options.cpu_ms / 1e3)
+        self.begin_device()
+
+    def begin_device(self) -> None:
+        """The device has what it needs for the step: its deadlines count from now."""
+        own = self._options.step_ms / 1e3 * max(0.5, self._random.gauss(1, self._options.jitter))
         begin, passed = time.monotonic(), 0.0
         for phase, share in SHARES.items():
             slow = self._slow and self._options.phase in ("whole", phase)
