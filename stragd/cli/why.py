@@ -18,20 +18,22 @@ from stragd.cli.client import ControlClient, ControlError
 from stragd.cli.numbers import count, ms, percent
 from stragd.cli.reasons import finding_lines
 from stragd.cli.terminal import speaks_utf8
-from stragd.cli.text import clean, plain, table, to_ascii, wrap
+from stragd.cli.text import clean, plain, to_ascii, wrap
 from stragd.cli.top import PIPE_WIDTH, SHAPE_ERRORS, WRONG_SHAPE
 from stragd.finding import Finding
 from stragd.outputs.snapshot import Job, Rank
 from stragd.why import LookError, compare, python_stacks, sides
-from stragd.why.measures import Measures
+from stragd.why.measures import RUNNABLE, Measures
 from stragd.why.session import Python, Seen, take
+from stragd.why.waits import is_scheduler
 
 _MAX_SHOWN = 8
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, fixed in the kernel
 _FAULTS = "the time of page faults that need no wait: no tracepoint marks their end"
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """How long to look: an argparse type."""
     try:
         value = float(text)
     except ValueError:
@@ -54,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser, job_help: str) -> None:
     )
     parser.add_argument("rank", type=_rank, metavar="RANK", help="a rank on this node")
     parser.add_argument(
-        "--seconds", type=_seconds, default=10.0, metavar="S", help="how long to look (default 10)"
+        "--seconds", type=seconds, default=10.0, metavar="S", help="how long to look (default 10)"
     )
     parser.add_argument(
         "--peer", type=_rank, metavar="RANK",
@@ -72,13 +74,13 @@ def run(arguments: argparse.Namespace) -> int:
         seen = take([r["pid"] for r in (rank, peer) if r is not None], arguments.seconds)
     except LookError as error:
         raise ControlError(f"why: {error}") from None
-    answer = _answer(job, rank, peer, findings, seen)
+    shown = answer(job, rank, peer, findings, seen)
     if arguments.json:
-        print(json.dumps(answer, indent=2))
+        print(json.dumps(shown, indent=2))
         return 0
     width = max(40, shutil.get_terminal_size((PIPE_WIDTH, 24)).columns)
-    lines = _lines(answer if speaks_utf8(os.environ) else to_ascii(answer), width)
-    print("\n".join(lines))
+    text = lines(shown if speaks_utf8(os.environ) else to_ascii(shown), width)
+    print("\n".join(text))
     return 0
 
 
@@ -114,13 +116,13 @@ def _check_visible(ranks: Sequence[Rank]) -> None:
             )
 
 
-def _answer(
+def answer(
     job: Job, rank: Rank, peer: Rank | None, findings: list[Finding], seen: Seen
 ) -> dict[str, Any]:
-    """The whole look as one JSON object; what `_lines` renders."""
+    """The whole look as one JSON object; what `lines` renders."""
     mine = seen.measures[0]
     others = seen.measures[1] if peer else None
-    answer: dict[str, Any] = {
+    found: dict[str, Any] = {
         "job": {"key": job["key"], "name": job["name"]},
         "rank": _who(rank),
         "peer": None if peer is None else _who(peer),
@@ -136,15 +138,15 @@ def _answer(
     if others is None or peer is None:
         places = python_stacks.usual(stacks[0], rank["pid"])
     else:
-        answer["differences"] = [
+        found["differences"] = [
             {**asdict(d), "more": d.more} for d in compare.differences(mine, others)
         ]
-        answer["contrasts"] = [asdict(c) for c in compare.contrasts(mine, others)]
-        if any("page fault" in contrast["what"] for contrast in answer["contrasts"]):
-            answer["unread"].append(_FAULTS)
+        found["contrasts"] = [asdict(c) for c in compare.contrasts(mine, others)]
+        if any("page fault" in contrast["what"] for contrast in found["contrasts"]):
+            found["unread"].append(_FAULTS)
         places = python_stacks.places(stacks[0], rank["pid"], stacks[1], peer["pid"])
-    answer["python"]["places"] = [asdict(place) for place in places]
-    return cast("dict[str, Any]", _rounded(answer))
+    found["python"]["places"] = [asdict(place) for place in places]
+    return cast("dict[str, Any]", _rounded(found))
 
 
 def _who(rank: Rank) -> dict[str, Any]:
@@ -180,69 +182,74 @@ def _unread_python(rank: Rank, peer: Rank | None, python: Sequence[Python]) -> l
     return [f"{' and '.join(who)}: {reason}" for reason, who in reasons.items()]
 
 
-def _lines(answer: dict[str, Any], width: int) -> list[str]:
+def lines(answer: dict[str, Any], width: int) -> list[str]:
     """The answer for a person."""
     rank, peer = answer["rank"], answer["peer"]
     who = f"rank {rank['rank']} (pid {rank['pid']})"
     beside = "" if peer is None else f" beside rank {peer['rank']} (pid {peer['pid']})"
     name = clean(answer["job"]["name"], 80)
-    lines = [f"job {name}, {who}{beside} on {clean(rank['host'], 60)}, {answer['seconds']:.1f} s"]
+    title = f"job {name}, {who}{beside} on {clean(rank['host'], 60)}, {answer['seconds']:.1f} s"
+    text = wrap(title, width, "  ")
     for finding in answer["findings"]:
-        lines += [plain(line) for line in finding_lines(finding, width)]
+        text += [plain(line) for line in finding_lines(finding, width)]
     if not answer["findings"]:
-        lines.append(f"no finding about rank {rank['rank']}")
-    lines.append("")
-    lines += _alone(answer, width) if peer is None else _differing(answer, width)
-    lines += _python(answer, width)
-    unread = [*answer["unread"], *answer["python"]["unread"]]
-    for text in unread:
-        lines += wrap(f"not read: {clean(text)}", width, "  ")
-    return lines
+        text.append(f"no finding about rank {rank['rank']}")
+    text.append("")
+    text += _alone(answer, width) if peer is None else _differing(answer, width)
+    text += _python(answer, width)
+    for item in [*answer["unread"], *answer["python"]["unread"]]:
+        text += wrap(f"not read: {clean(item)}", width, "  ")
+    return text
 
 
 def _differing(answer: dict[str, Any], width: int) -> Iterator[str]:
     found, peer = answer["differences"], answer["peer"]
     if not found and not answer["contrasts"]:
         yield from wrap(
-            "nothing differs: time on a CPU, time without one and every kind of wait are alike "
-            f"within {compare.LEAST_MS:.0f} ms of each second",
+            "nothing differs: time on a CPU, time without one and every kind of wait are the same, "
+            f"but for less than {compare.LEAST_MS:.0f} ms of each second, a fifth, or chance",
             width,
+            "  ",
         )
         return
-    if found:
-        yield "what differs, in ms of each second, summed over threads and workers:"
-        rows = [
-            (
-                f"  {clean(d['what'], 60)}", ms(d["rank"]), f"peer {ms(d['peer'])}",
-                f"{d['more']:+.0f}", _detail(d),
-            )
-            for d in found[:_MAX_SHOWN]
-        ]  # fmt: skip
-        for line in table(("", "", "", "", ""), rows, right=(1, 2, 3))[1:]:
-            yield from wrap_row(line, width)
-        if found[0]["more"] < 0:
-            yield f"  (rank {peer['rank']} has more of all of these)"
+    if not found:
+        yield "the times are alike, these are not:"
+    else:
+        yield from wrap("what differs, in ms of each second, summed over its threads:", width, "  ")
+    for d in found[:_MAX_SHOWN]:
+        numbers = f"{clean(d['what'], 60)}: {ms(d['rank'])}, peer {ms(d['peer'])}"
+        yield from _indented(f"{numbers} ({d['more']:+.0f}){_detail(d)}", width)
+        if d["what"] == RUNNABLE:
+            side = int(d["more"] < 0)
+            yield from _taken(answer["ranks"][side]["gave_way_to"], width)
+    if found and found[0]["more"] < 0:
+        yield from _indented(f"(rank {peer['rank']} has more of all of these)", width)
     for contrast in answer["contrasts"]:
         mine, others = (_amount(contrast[side], contrast["unit"]) for side in ("rank", "peer"))
-        yield from wrap(f"{clean(contrast['what'], 80)}: {mine}, peer {others}", width, "  ")
+        yield from _indented(f"{clean(contrast['what'], 80)}: {mine}, peer {others}", width)
 
 
-def wrap_row(line: str, width: int) -> list[str]:
-    """A row of a table as it is, or its end on a second line where it does not fit."""
-    if len(line) <= width:
-        return [line]
-    cut_at = line.rfind("  ", 0, width)
-    return [line[:cut_at].rstrip(), *wrap("    " + line[cut_at:].strip(), width, "    ")]
+def _taken(takers: Sequence[dict[str, Any]], width: int) -> Iterator[str]:
+    """Who got the CPU meanwhile."""
+    parts = []
+    for taker in takers[:3]:
+        who = clean(taker["name"] or "processes that have ended", 40)
+        pids = ", ".join(str(tid) for tid in taker["tids"][:3])
+        more = ", ..." if len(taker["tids"]) > 3 else ""
+        parts.append(f"{who} (pid {pids}{more}) {percent(taker['share'])}")
+    if parts:
+        yield from _indented(f"its CPU went to {'; '.join(parts)}", width)
 
 
 def _detail(difference: dict[str, Any]) -> str:
-    parts = []
+    text = ""
     if difference["longest_ms"] or difference["peer_longest_ms"]:
         longest, others = difference["longest_ms"], difference["peer_longest_ms"]
-        parts.append(f"longest {ms(longest)} ms, peer {ms(others)}")
+        text += f", longest {ms(longest)} ms, peer {ms(others)}"
     if difference["stack"]:
-        parts.append(f"in {clean(difference['thread'], 40)}")
-    return ", ".join(parts)
+        stack = [name for name in difference["stack"] if not is_scheduler(name)][:3]
+        text += f"; thread {clean(difference['thread'], 40)} in {' < '.join(stack)}"
+    return text
 
 
 def _amount(value: object, unit: str) -> str:
@@ -258,13 +265,10 @@ def _alone(answer: dict[str, Any], width: int) -> Iterator[str]:
         width,
         "  ",
     )
-    yield "its time, in ms of each second, summed over threads and workers:"
-    series = answer["ranks"][0]["series"]
-    rows = [
-        (f"  {clean(what, 60)}", ms(s["ms_per_s"]), f"longest {ms(s['longest_ms'])} ms")
-        for what, s in list(series.items())[:_MAX_SHOWN]
-    ]
-    yield from table(("", "", ""), rows, right=(1,))[1:]
+    yield from wrap("its time, in ms of each second, summed over its threads:", width, "  ")
+    for what, series in list(answer["ranks"][0]["series"].items())[:_MAX_SHOWN]:
+        longest = f", longest {ms(series['longest_ms'])} ms" if series["longest_ms"] else ""
+        yield from _indented(f"{clean(what, 60)}: {ms(series['ms_per_s'])}{longest}", width)
 
 
 def _python(answer: dict[str, Any], width: int) -> Iterator[str]:
@@ -275,5 +279,10 @@ def _python(answer: dict[str, Any], width: int) -> Iterator[str]:
         share = percent(place["rank"])
         if place["peer"] is not None:
             share += f", peer {percent(place['peer'])}"
-        callers = "".join(f" < {clean(frame, 80)}" for frame in place["callers"])
-        yield from wrap(f"  {share}: {clean(place['frame'], 80)}{callers}", width, "    ")
+        stack = " < ".join(clean(frame, 80) for frame in place["stack"])
+        yield from _indented(f"{share}: {stack}", width)
+
+
+def _indented(text: str, width: int) -> Iterator[str]:
+    for number, line in enumerate(wrap(text, width - 4)):
+        yield ("    " if number else "  ") + line

@@ -1,8 +1,8 @@
 """The child of the deep look: compiles, attaches, waits, prints one JSON object, ends.
 
-Runs by itself under whichever Python has bcc (``python3 -I look.py``), so it imports nothing of
-stragd. What to do comes as one JSON object on stdin; with the end of this process the kernel
-detaches and frees everything.
+Runs under whichever Python has bcc (``python3 -I look.py``, 3.8 or newer: it belongs to the
+distribution), so of stragd it imports only what does without any package. What to do comes as one
+JSON object on stdin; with the end of this process the kernel detaches and frees everything.
 """
 
 from __future__ import annotations
@@ -15,19 +15,31 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+# Of what is there only stragd is looked up: other packages belong to another Python.
+sys.path.append(os.path.abspath(f"{__file__}/../../.."))
+
+from stragd.why import program as bpf
+from stragd.why.processes import (
+    MAX_FRAMES,
+    Modules,
+    faults,
+    frames_now,
+    name_of,
+    stat,
+    tasks,
+    trees,
+)
 
 PR_SET_PDEATHSIG = 1
 CLONE_NEWNS = 0x20000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
 TRACEFS = "/sys/kernel/tracing"
 DEBUGFS = "/sys/kernel/debug/tracing"
-MAX_MAPS = 4 << 20  # bytes of one process's /proc/PID/maps
 MAX_LISTED = 4000  # waits that are reported one by one, the longest first
-MAX_FRAMES = 40
+MAX_TAKERS = 200
 
 
 class Refused(Exception):
@@ -59,10 +71,10 @@ def prepare() -> str:
     return TRACEFS
 
 
-def macros(tracefs: str, fields: dict[str, list[str]]) -> tuple[str, list[str]]:
+def macros(tracefs: str) -> tuple[str, list[str]]:
     """``#define`` lines with the places of the fields, and the tracepoints there are."""
     lines, there = [], []
-    for point, names in fields.items():
+    for point, names in bpf.FIELDS.items():
         with contextlib.suppress(OSError):
             text = Path(f"{tracefs}/events/{point}/format").read_text(encoding="ascii")
             places = dict(re.findall(r"field:[^;]*?\b(\w+)(?:\[\d*\])?;\s*offset:(\d+);", text))
@@ -77,14 +89,14 @@ def macros(tracefs: str, fields: dict[str, list[str]]) -> tuple[str, list[str]]:
     return "\n".join(lines), there
 
 
-def load(spec: dict[str, Any], defines: str) -> Any:
+def load(headers: str, defines: str) -> Any:
     """The compiled program: with the headers of our own, else with the kernel's."""
     try:
         from bcc import BPF
     except Exception as error:  # a bcc of another Python or libc fails in its own ways
         raise Refused("no-bcc", error) from None
-    text = f"{defines}\n{spec['text']}"
-    os.environ["BCC_KERNEL_SOURCE"] = spec["headers"]
+    text = f"{defines}\n{bpf.TEXT}"
+    os.environ["BCC_KERNEL_SOURCE"] = headers
     try:
         return BPF(text=text)
     except Exception as first:
@@ -97,10 +109,10 @@ def load(spec: dict[str, Any], defines: str) -> Any:
             raise Refused("compile", second) from None
 
 
-def attach(program: Any, spec: dict[str, Any], there: list[str]) -> list[str]:
+def attach(program: Any, there: list[str]) -> list[str]:
     """Attach what can be; the tracepoints that could not. Those of the scheduler must be."""
     missing = []
-    for point, function in spec["functions"].items():
+    for point, function in bpf.FUNCTIONS.items():
         known = point.replace("_new", "")
         try:
             if known not in there:
@@ -113,102 +125,11 @@ def attach(program: Any, spec: dict[str, Any], there: list[str]) -> list[str]:
     return missing
 
 
-def parents() -> dict[int, int]:
-    """pid -> parent, of every process."""
-    found = {}
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                found[int(name)] = int(stat(int(name))[1])
-    return found
-
-
-def stat(pid: int, tid: int | None = None) -> list[bytes]:
-    """Words of a stat file from the state on; raises OSError when it is gone."""
-    path = f"/proc/{pid}/stat" if tid is None else f"/proc/{pid}/task/{tid}/stat"
-    with open(path, "rb") as file:
-        raw = file.read(4096)
-    return raw[raw.rfind(b")") + 1 :].split()
-
-
-def trees(pids: list[int]) -> list[list[int]]:
-    """Each rank's process and its descendants, without the other rank's."""
-    children: dict[int, list[int]] = {}
-    for pid, parent in parents().items():
-        children.setdefault(parent, []).append(pid)
-    found = []
-    for root in pids:
-        tree = [root]
-        for pid in tree:
-            tree += [child for child in children.get(pid, []) if child not in pids]
-        found.append(tree)
-    return found
-
-
-def tasks(pid: int) -> list[int]:
-    """Thread ids of a process, none when it has ended."""
-    with contextlib.suppress(OSError):
-        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-    return []
-
-
-def frames_now(pid: int, tid: int) -> list[str]:
-    """Where a thread waits in the kernel, innermost first, by /proc."""
-    raw = read(f"/proc/{pid}/task/{tid}/stack", 8192).decode("ascii", "replace")
-    return re.findall(r"\] (\w[\w.]*)", raw)[:MAX_FRAMES]
-
-
-def faults(pid: int) -> tuple[int, int]:
-    """Minor and major page faults of a process so far."""
-    with contextlib.suppress(OSError, IndexError, ValueError):
-        words = stat(pid)
-        return int(words[7]), int(words[9])
-    return 0, 0
-
-
-def name_of(pid: int, tid: int) -> str:
-    """A thread's name."""
-    return read(f"/proc/{pid}/task/{tid}/comm", 64).decode("utf-8", "replace").strip()
-
-
-def read(path: str, limit: int) -> bytes:
-    """So much of a file; nothing of one that is gone."""
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        return file.read(limit)
-    return b""
-
-
-class Modules:
-    """Which file of a process an address lies in, by its maps as text."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, list[tuple[int, int, int, str]]] = {}
-
-    def place(self, pid: int, address: int) -> str:
-        """ "libc.so.6+0xe1234"; the bare address where no file is mapped."""
-        if pid not in self._known:
-            self._known[pid] = list(self._read(pid))
-        for begin, end, offset, name in self._known[pid]:
-            if begin <= address < end:
-                return f"{name}+{address - begin + offset:#x}"
-        return f"{address:#x}"
-
-    def _read(self, pid: int) -> Iterator[tuple[int, int, int, str]]:
-        with contextlib.suppress(ValueError):  # of a line that is cut off
-            for line in read(f"/proc/{pid}/maps", MAX_MAPS).split(b"\n"):
-                words = line.split(None, 5)
-                if len(words) == 6 and b"x" in words[1]:
-                    begin, end = (int(part, 16) for part in words[0].split(b"-"))
-                    name = os.path.basename(words[5]).decode("utf-8", "replace")
-                    yield begin, end, int(words[2], 16), name[:80]
-
-
 class Look:
     """One look at one or two process trees."""
 
-    def __init__(self, program: Any, pids: list[int], limits: dict[str, int]) -> None:
+    def __init__(self, program: Any, pids: list[int]) -> None:
         self._program, self._pids = program, pids
-        self._max_threads = limits["threads"]
         self._threads = program["threads"]
         self._owner: dict[int, int] = {}  # tid -> pid
         self._group: dict[int, int] = {}  # pid -> index of its rank
@@ -230,7 +151,7 @@ class Look:
     def _enroll_thread(self, group: int, pid: int, tid: int) -> None:
         if tid in self._owner:
             return
-        if len(self._owner) >= self._max_threads - 1024:  # room for those to come
+        if len(self._owner) >= bpf.MAX_THREADS - 1024:  # room for those to come
             self.not_followed += 1
             return
         try:
@@ -309,6 +230,7 @@ class Look:
                     "processes": self._processes(group),
                     "threads": self._thread_rows(group, threads),
                     "waits": self._waits(group),
+                    "takers": self._takers(group),
                     "io": self._io(group),
                 }
             )
@@ -323,7 +245,7 @@ class Look:
         rows = []
         for pid in [pid for pid, owner in self._group.items() if owner == group]:
             before, after = self._faults[pid], faults(pid)
-            minor, major = (max(0, b - a) for a, b in zip(before, after, strict=True))
+            minor, major = (max(0, b - a) for a, b in zip(before, after))
             rows.append({"pid": pid, "minor_faults": minor, "major_faults": major})
         return rows
 
@@ -356,9 +278,20 @@ class Look:
                     "tid": tid, "pid": pid, "state": state, "ns": ns, "count": count,
                     "longest_ns": longest, "kernel": frames,
                     "user": [modules.place(pid, a) for a in self._walk(user)],
-                    "slices": [max(0, b - a) for a, b in pairwise(sums)],
+                    "slices": [max(0, b - a) for a, b in zip(sums, sums[1:])],
                 }
             )  # fmt: skip
+        return rows
+
+    def _takers(self, group: int) -> list[dict[str, Any]]:
+        """Who got a CPU that a thread of the rank had to leave although it could go on."""
+        counts = {k.tid: v.value for k, v in self._program["takers"].items() if k.group == group}
+        rows = []
+        for tid in sorted(counts, key=lambda tid: -counts[tid])[:MAX_TAKERS]:
+            owner = self._owner.get(tid)
+            own = owner is not None and self._group.get(owner) == group
+            name = name_of(tid, tid)  # a thread has a folder in /proc by its own number too
+            rows.append({"tid": tid, "name": name, "own": own, "count": counts[tid]})
         return rows
 
     def _walk(self, stack: int) -> list[int]:
@@ -394,10 +327,10 @@ class _KernelNames:
 def run(spec: dict[str, Any]) -> dict[str, Any]:
     """Take the look that was asked for."""
     tracefs = prepare()
-    defines, there = macros(tracefs, spec["fields"])
-    program = load(spec, defines)
-    missing = attach(program, spec, there)
-    look = Look(program, spec["pids"], spec["limits"])
+    defines, there = macros(tracefs)
+    program = load(spec["headers"], defines)
+    missing = attach(program, there)
+    look = Look(program, spec["pids"])
     look.enroll()
     print("looking", flush=True)
     begin = time.monotonic()

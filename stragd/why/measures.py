@@ -14,6 +14,7 @@ RUNNING = "on a CPU"
 RUNNABLE = "runnable but not running"
 WAITING = "waiting: "
 MAX_STACKS = 200
+LEAST_TAKEN = 20
 UNINTERRUPTIBLE = 2
 
 
@@ -51,6 +52,7 @@ class Measures:
     io_ms: float | None = None  # mean latency of a block request
     io_longest_ms: float = 0.0
     io_bytes: float = 0.0
+    gave_way_to: list[dict[str, Any]] = field(default_factory=list)
     processes: list[dict[str, int]] = field(default_factory=list)
     threads: list[dict[str, Any]] = field(default_factory=list)
     stacks: list[dict[str, Any]] = field(default_factory=list)  # the longest waits one by one
@@ -94,6 +96,7 @@ def measures(raw: Mapping[str, Any], times: Sequence[int]) -> Measures:
     if found.fault_waits:
         found.fault_wait_ms = fault_ns / 1e6 / found.fault_waits
     _rates(found, raw, seconds)
+    found.gave_way_to = _takers(raw["takers"])
     found.threads = [
         {
             "tid": row["tid"], "pid": row["pid"], "name": clean(row["name"], 40),
@@ -120,6 +123,20 @@ def _scheduler(totals: Sequence[Sequence[int]], spans: Sequence[float]) -> dict[
         RUNNING: Series(ran),
         RUNNABLE: Series(waited, longest_ms=last[3] / 1e6, count=last[2]),
     }
+
+
+def _takers(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Who got the CPU when the rank had to leave it, by name: share of the times."""
+    total = sum(row["count"] for row in rows)
+    if total < LEAST_TAKEN:
+        return []
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        name = "its own threads" if row["own"] else clean(row["name"], 40)
+        taker = found.setdefault(name, {"name": name, "tids": [], "share": 0.0})
+        taker["tids"].append(row["tid"])
+        taker["share"] += row["count"] / total
+    return sorted(found.values(), key=lambda taker: -taker["share"])
 
 
 def _rates(found: Measures, raw: Mapping[str, Any], seconds: float) -> None:

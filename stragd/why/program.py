@@ -11,9 +11,6 @@ Each program looks up the thread first and ends there when it belongs to neither
 from __future__ import annotations
 
 MAX_THREADS = 16384
-MAX_WAITS = 16384
-MAX_STACKS = 8192
-MAX_REQUESTS = 8192
 
 FIELDS = {
     "sched/sched_switch": ("prev_pid", "prev_state", "next_pid"),
@@ -37,7 +34,9 @@ FUNCTIONS = {
     "block/block_rq_complete": "why_complete",
 }
 
-TEXT = r"""
+TEXT = (
+    f"#define MAX_THREADS {MAX_THREADS}"
+    + r"""
 #define AT(type, place) (*(type *)((char *)ctx + (place)))
 #define RUNNABLE(state) (!((state) & 0xff)) /* above are the marks of a preempted thread */
 #define USER_STACK (1 << 8)
@@ -67,14 +66,18 @@ struct request {
     u64 begin;
     u32 group, unused;
 };
+struct taker_key {
+    u32 group, tid;
+};
 struct io {
     u64 ns, count, longest, sectors;
 };
 
 BPF_HASH(threads, u32, struct thread, MAX_THREADS);
-BPF_HASH(waits, struct wait_key, struct wait, MAX_WAITS);
-BPF_HASH(requests, struct request_key, struct request, MAX_REQUESTS);
-BPF_STACK_TRACE(stacks, MAX_STACKS);
+BPF_HASH(waits, struct wait_key, struct wait, 16384);
+BPF_HASH(requests, struct request_key, struct request, 8192);
+BPF_HASH(takers, struct taker_key, u64, 4096); /* who got the CPU of a runnable thread */
+BPF_STACK_TRACE(stacks, 8192);
 BPF_ARRAY(totals, struct total, 2);
 BPF_ARRAY(ios, struct io, 2);
 BPF_ARRAY(lost, u64, 3); /* waits, stacks, threads */
@@ -84,7 +87,7 @@ static void drop(int which) {
     if (count) __sync_fetch_and_add(count, 1);
 }
 
-static void left(void *ctx, struct thread *t, long state) {
+static void left(void *ctx, struct thread *t, long state, u32 next) {
     u64 now = bpf_ktime_get_ns();
     u32 group = t->group & 1;
     struct total *sum = totals.lookup(&group);
@@ -98,6 +101,9 @@ static void left(void *ctx, struct thread *t, long state) {
     t->state = state;
     if (RUNNABLE(state)) {
         if (sum) __sync_fetch_and_add(&sum->involuntary, 1);
+        struct taker_key key = {group, next};
+        u64 zero = 0, *taken = takers.lookup_or_try_init(&key, &zero);
+        if (taken) __sync_fetch_and_add(taken, 1);
         return;
     }
     if (sum) __sync_fetch_and_add(&sum->voluntary, 1);
@@ -146,7 +152,7 @@ static void entered(struct thread *t, u32 tid) {
 int why_switch(void *ctx) {
     u32 prev = AT(u32, SCHED_SWITCH_PREV_PID), next = AT(u32, SCHED_SWITCH_NEXT_PID);
     struct thread *t = threads.lookup(&prev);
-    if (t) left(ctx, t, AT(long, SCHED_SWITCH_PREV_STATE));
+    if (t) left(ctx, t, AT(long, SCHED_SWITCH_PREV_STATE), next);
     t = threads.lookup(&next);
     if (t) entered(t, next);
     return 0;
@@ -218,6 +224,7 @@ int why_complete(void *ctx) {
     return 0;
 }
 """
+)
 
 HEADERS = {
     "linux/kconfig.h": "#define CONFIG_BPF_SYSCALL 1\n",

@@ -20,6 +20,8 @@ CALLERS = 3
 
 _THREAD = re.compile(r"thread \((?:0x[0-9A-Fa-f]+|(\d+))\)(?:: (.*))?")
 
+_LINE = re.compile(r":\d+\)$")
+
 
 @dataclass(frozen=True)
 class Stack:
@@ -49,19 +51,19 @@ def parse(text: str) -> list[Stack]:
 
 
 def shares(stacks: Iterable[Stack], tid: int) -> tuple[dict[str, float], dict[str, Sequence[str]]]:
-    """Of one thread: innermost frame -> share of its samples, and its most frequent callers."""
+    """Of one thread: innermost function -> share of its samples, and its most frequent stack."""
     counts: Counter[str] = Counter()
     paths: dict[str, tuple[int, Sequence[str]]] = {}
     for stack in stacks:
         if stack.tid == tid:
-            leaf = stack.frames[0]
+            leaf = _LINE.sub(")", stack.frames[0])
             counts[leaf] += stack.samples
             if stack.samples > paths.get(leaf, (0, ()))[0]:
-                paths[leaf] = stack.samples, stack.frames[1 : 1 + CALLERS]
+                paths[leaf] = stack.samples, stack.frames[: 1 + CALLERS]
     total = counts.total()
     return (
         {leaf: count / total for leaf, count in counts.most_common()},
-        {leaf: callers for leaf, (_, callers) in paths.items()},
+        {leaf: path for leaf, (_, path) in paths.items()},
     )
 
 
@@ -69,26 +71,25 @@ def shares(stacks: Iterable[Stack], tid: int) -> tuple[dict[str, float], dict[st
 class Place:
     """Where a main thread was in Python."""
 
-    frame: str
-    callers: Sequence[str]
+    stack: Sequence[str]  # the function's most frequent, innermost first
     rank: float  # share of samples
     peer: float | None
 
 
 def places(rank: Sequence[Stack], pid: int, peer: Sequence[Stack], peer_pid: int) -> list[Place]:
-    """Frames of which the main threads' shares differ by 20 points, the rank's own first.
+    """Functions of which the main threads' shares differ by 20 points, the rank's own first.
 
     With few samples by more: by three standard errors of a share.
     """
     count = min(_samples(rank, pid), _samples(peer, peer_pid))
-    mine, callers = shares(rank, pid)
-    others, their_callers = shares(peer, peer_pid)
+    mine, stacks = shares(rank, pid)
+    others, their_stacks = shares(peer, peer_pid)
     if not mine or not others:
         return []
-    callers = {**their_callers, **callers}
+    stacks = {**their_stacks, **stacks}
     least = max(LEAST_POINTS, 3 * math.sqrt(0.5 / count))
     found = [
-        Place(leaf, callers[leaf], mine.get(leaf, 0.0), others.get(leaf, 0.0))
+        Place(stacks[leaf], mine.get(leaf, 0.0), others.get(leaf, 0.0))
         for leaf in {**mine, **others}
         if abs(mine.get(leaf, 0.0) - others.get(leaf, 0.0)) >= least
     ]
@@ -101,9 +102,8 @@ def _samples(stacks: Iterable[Stack], tid: int) -> int:
 
 def usual(stacks: Sequence[Stack], pid: int, least: float = 0.1) -> list[Place]:
     """Where the main thread mostly is, without a comparison."""
-    mine, callers = shares(stacks, pid)
-    return [Place(leaf, callers[leaf], share, None) for leaf, share in mine.items()
-            if share >= least]  # fmt: skip
+    mine, paths = shares(stacks, pid)
+    return [Place(paths[leaf], share, None) for leaf, share in mine.items() if share >= least]
 
 
 def as_json(stacks: Sequence[Stack]) -> list[Mapping[str, Any]]:

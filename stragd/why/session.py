@@ -55,28 +55,14 @@ def take(pids: Sequence[int], seconds: float) -> Seen:
             path = Path(directory, "include", name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="ascii")
-        answer, python = _look(_specification(pids, seconds, directory), Path(directory))
+        spec = {
+            "pids": list(pids), "seconds": seconds, "slices": min(60, max(5, round(seconds))),
+            "headers": directory,
+        }  # fmt: skip
+        answer, python = _look(spec, Path(directory))
     times = answer["times"]
     seen = [measures(raw, times) for raw in answer["ranks"]]
     return Seen(sum(m.seconds for m in seen[:1]), seen, python, _unread(answer))
-
-
-def _specification(pids: Sequence[int], seconds: float, headers: str) -> dict[str, Any]:
-    sizes = {
-        "MAX_THREADS": program.MAX_THREADS, "MAX_WAITS": program.MAX_WAITS,
-        "MAX_STACKS": program.MAX_STACKS, "MAX_REQUESTS": program.MAX_REQUESTS,
-    }  # fmt: skip
-    defines = "".join(f"#define {name} {value}\n" for name, value in sizes.items())
-    return {
-        "pids": list(pids),
-        "seconds": seconds,
-        "slices": min(60, max(5, round(seconds))),
-        "text": defines + program.TEXT,
-        "headers": headers,
-        "fields": program.FIELDS,
-        "functions": program.FUNCTIONS,
-        "limits": {"threads": program.MAX_THREADS},
-    }
 
 
 def _interpreters() -> list[str]:

@@ -61,7 +61,7 @@ def waits_for(frames: Sequence[str]) -> str:
         if any(rule.match(frame) for frame in frames):
             return words
     for frame in frames:
-        if frame and not _SCHEDULER.match(frame):
+        if frame and not is_scheduler(frame):
             return f"kernel function {frame[:60]}"
     return UNKNOWN
 
@@ -69,3 +69,8 @@ def waits_for(frames: Sequence[str]) -> str:
 def in_page_fault(frames: Sequence[str]) -> bool:
     """Whether the wait is part of a page fault, whatever it waits for."""
     return any(_FAULT.match(frame) for frame in frames)
+
+
+def is_scheduler(frame: str) -> bool:
+    """Whether a kernel function is part of giving up the CPU, and says nothing about why."""
+    return bool(_SCHEDULER.match(frame))
