@@ -26,6 +26,7 @@ from bench import (
     soak,
     telemetry_gpu,
     telemetry_host,
+    why,
 )
 
 BENCHES = {
@@ -43,6 +44,7 @@ BENCHES = {
     "soak": soak.main,
     "telemetry_gpu": telemetry_gpu.main,
     "telemetry_host": telemetry_host.main,
+    "why": why.main,
 }
 FOR_ANYBODY = {"causes", "power", "rivals", "score", "telemetry_gpu", "telemetry_host"}
 """Benches that attach no probes."""

@@ -386,6 +386,7 @@ class JobTable:
             "local_rank": identity.local_rank,
             "host": clean(identity.host) or self._host,
             "class": clean(identity.class_name),
+            "signature": f"{status['signature']:016x}" if status and status["signature"] else "",
             "gpu_uuid": clean(identity.gpu_uuid),
             "pid": rank.process[0],
             "container": clean(identity.container)[:12],

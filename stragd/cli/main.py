@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, cast
 
 from stragd import __version__
-from stragd.cli import answers, record, replay, simulate, top
+from stragd.cli import answers, record, replay, simulate, top, why
 from stragd.cli.client import DEFAULT_SOCKET, ControlClient, ControlError
 from stragd.cli.terminal import speaks_utf8
 from stragd.cli.text import clean, to_ascii
@@ -116,6 +116,8 @@ def parser() -> argparse.ArgumentParser:
     config = command("config", "the configuration that stragd runs with")
     config.add_argument("action", choices=("show",), help="print every key with its value")
     config.add_argument("--origin", action="store_true", help="also where each value comes from")
+    looked = command("why", "look deep at a rank beside a healthy peer: what differs? (root only)")
+    why.add_arguments(looked, job_help)
     simulation = command(
         "simulate", "what the scorer would see on a cluster like yours (no daemon)"
     )
@@ -168,6 +170,8 @@ def _run(arguments: argparse.Namespace) -> int:
         return replay.run(arguments)
     if arguments.command == "record":
         return record.run(arguments)
+    if arguments.command == "why":
+        return why.run(arguments)
     if arguments.command == "simulate":
         return simulate.run(arguments)
     extra, text = _request(arguments)

@@ -50,6 +50,7 @@ Rank = TypedDict(
         "local_rank": int,  # -1 where unknown
         "host": str,
         "class": str,  # "nvidia/H200", "cpu/AMD EPYC 9654"
+        "signature": str,  # of its collective sequence, 16 hexadecimal digits; "" before the first
         "gpu_uuid": str,  # "" where the driver does not say
         "pid": int,
         "container": str,  # short id, "" outside containers
