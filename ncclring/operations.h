@@ -8,6 +8,7 @@
 /* One Coll or P2p descriptor, of whatever version. */
 struct call {
 	const char *function, *datatype, *algorithm, *protocol;
+	const void *group; /* the library's handle of its kernel launch */
 	uint64_t count;
 	uint64_t sequence;
 	int peer;         /* or root */
@@ -17,8 +18,9 @@ struct call {
 	bool timeless;    /* no kernel events will come for it */
 };
 
-/* A kernel launch begins; the collectives after it are one batch. */
-void operations_group(struct process *process, struct comm *comm);
+/* Our handle for a kernel launch that begins, never NULL; the collectives that come with it are
+ * one batch. */
+void *operations_group(struct process *process, struct comm *comm);
 
 /* Our handle for it, NULL when nothing more is wanted about it. `chained`: theirs. */
 void *operations_enqueued(struct process *process, struct comm *comm, const struct call *call,

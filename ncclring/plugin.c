@@ -118,6 +118,7 @@ static void read_call(uint32_t version, const struct process *process, const voi
 	if (version == 3 && call->message)
 		*call = (struct call){.function = v3->p2p.func,
 				      .datatype = v3->p2p.datatype,
+				      .group = v3->parent,
 				      .count = v3->p2p.count,
 				      .peer = v3->p2p.peer,
 				      .message = true,
@@ -127,6 +128,7 @@ static void read_call(uint32_t version, const struct process *process, const voi
 				      .datatype = v3->coll.datatype,
 				      .algorithm = v3->coll.algo,
 				      .protocol = v3->coll.proto,
+				      .group = v3->parent,
 				      .count = v3->coll.count,
 				      .sequence = v3->coll.sequence,
 				      .peer = v3->coll.root,
@@ -136,6 +138,7 @@ static void read_call(uint32_t version, const struct process *process, const voi
 		*call = (struct call){
 		    .function = p2p->func,
 		    .datatype = p2p->datatype,
+		    .group = version > 4 ? v7->p2p.v5.parent_group : v7->parent,
 		    .count = p2p->count,
 		    .peer = p2p->peer,
 		    .message = true,
@@ -145,6 +148,7 @@ static void read_call(uint32_t version, const struct process *process, const voi
 				      .datatype = coll->datatype,
 				      .algorithm = coll->algo,
 				      .protocol = coll->proto,
+				      .group = version > 4 ? v7->coll.v5.parent_group : v7->parent,
 				      .count = coll->count,
 				      .sequence = coll->sequence,
 				      .peer = coll->root,
@@ -209,7 +213,7 @@ static int start(uint32_t version, void *context, void **handle, void *descripto
 	struct process *process = process_state();
 	struct comm *comm;
 	uint64_t type;
-	void *theirs;
+	void *theirs, *ours;
 
 	if (!handle)
 		return 0;
@@ -227,9 +231,10 @@ static int start(uint32_t version, void *context, void **handle, void *descripto
 		return 0;
 	switch (type) {
 	case NCCL_GROUP:
-		operations_group(process, comm);
-		/* Up to NCCL 2.27, groups without a handle have no collectives. */
-		*handle = theirs || version > 4 ? theirs : handle_make(HANDLE_GROUP, 0, 0, 0);
+		ours = operations_group(process, comm);
+		/* Up to NCCL 2.27, groups without a handle have no collectives. Later descriptors
+		 * name the group beside the parent, where a chained plugin must find its own. */
+		*handle = theirs || (version > 4 && process->chain.plugin) ? theirs : ours;
 		break;
 	case NCCL_COLL:
 	case NCCL_P2P:

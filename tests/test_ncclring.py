@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -78,15 +79,36 @@ def test_rccl_counts_ticks() -> None:
         assert (header["vendor"], header["clock"], header["clock_hz"]) == (2, 2, 0)
 
 
-def test_groups_up_to_27_get_a_handle_in_every_mode() -> None:
-    for version in (3, 4):
+def test_groups_get_a_handle_in_every_mode() -> None:
+    # Up to NCCL 2.27 those without one have no collectives.
+    for version in VERSIONS:
         for mode in ("off", "progress", "full"):
             with Host(version, VERSIONS[version], STRAGD_RING=mode) as host:
                 host.init()
                 assert host.group() != "(nil)"
-    with Host(5, 22803) as host:
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_a_launch_carries_was_enqueued_when_the_launch_was_told(version: int) -> None:
+    with Host(version, VERSIONS[version]) as host:
         host.init()
-        assert host.group() == "(nil)"
+        host.group(handle=0)
+        told = time.monotonic_ns()
+        host.do("sleep", 2)
+        host.whole(100, 150, handle=1, parent=0)
+        host.whole(200, 250, handle=2, parent=0)
+        host.do("stop", 0)
+        later = time.monotonic_ns()
+        host.whole(300, 350, handle=3)  # of no launch
+        host.group(handle=5)
+        host.whole(400, 450, handle=4, parent=0 if version < 5 else NOBODY)
+        host.group(handle=6)
+        last = time.monotonic_ns()
+        host.do("launch", 5)  # of one that is not the latest
+        host.whole(500, 550, handle=7, parent=5)
+        enqueued = [int(slot["host_ns"]) for slot in host.ring().slots]
+    assert enqueued[0] == enqueued[1] < told
+    assert later < enqueued[2] < enqueued[3] < last < enqueued[4]
 
 
 def test_messages_are_counted_by_peer_and_direction() -> None:
