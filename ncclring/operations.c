@@ -32,12 +32,13 @@ static bool has_root(uint8_t function)
 	       function == STRAGD_RING_GATHER || function == STRAGD_RING_SCATTER;
 }
 
-/* Whether the collective before it on this communicator was of the same launch. */
-static bool is_grouped(struct comm *comm)
+/* Whether the collective before it on this communicator was of the same launch. Of the copy
+ * engines' work no launch is told. */
+static bool is_grouped(struct comm *comm, const struct call *call)
 {
 	const uint32_t batch = LOAD(&comm->batch);
 
-	return batch != 0 &&
+	return batch != 0 && !(call->flags & STRAGD_RING_COPY_ENGINE) &&
 	       __atomic_exchange_n(&comm->batch_seen, batch, __ATOMIC_RELAXED) == batch;
 }
 
@@ -62,7 +63,7 @@ void *operations_enqueued(struct process *process, struct comm *comm, const stru
 						 operation.function == STRAGD_RING_RECV)
 				 : call->sequence;
 	comms_enqueued(process, comm, operation.function, now, sequence, operation.bytes);
-	if (is_grouped(comm))
+	if (is_grouped(comm, call))
 		operation.flags |= STRAGD_RING_GROUPED;
 	if (LOAD(&process->mode) != STRAGD_RING_FULL || !control_in_sample(process, order)) {
 		STORE(&process->gap, 1);

@@ -3,20 +3,7 @@
 #ifndef STRAGD_OPERATIONS_H
 #define STRAGD_OPERATIONS_H
 
-#include "process.h"
-
-/* One Coll or P2p descriptor, of whatever version. */
-struct call {
-	const char *function, *datatype, *algorithm, *protocol;
-	const void *group; /* the library's handle of its kernel launch */
-	uint64_t count;
-	uint64_t sequence;
-	int peer;         /* or root */
-	bool message;     /* send or receive */
-	uint8_t channels; /* 0 = not known */
-	uint16_t flags;   /* of a slot */
-	bool timeless;    /* no kernel events will come for it */
-};
+#include "call.h"
 
 /* Our handle for a kernel launch that begins, never NULL; the collectives that come with it are
  * one batch. */

@@ -166,6 +166,16 @@ static int start_coll(int context, int handle, void *parent, const struct collec
 	return start(context, handle, &d);
 }
 
+static int start_ce(int context, int handle, void *parent, const struct collective *c)
+{
+	union descriptor d;
+
+	set_head(&d, NCCL_CE_COLL, parent);
+	d.v7.ce_coll =
+	    (struct nccl_ce_coll){c->sequence, c->func, NULL, NULL, c->count, c->root, c->datatype};
+	return start(context, handle, &d);
+}
+
 static int start_p2p(int context, int handle, void *parent, const struct collective *c)
 {
 	union descriptor d;
@@ -412,6 +422,11 @@ int host_main(void)
 			struct collective c = collective_of(w + 4);
 
 			start_p2p(a, b, parent_of(w[3]), &c);
+			show(b);
+		} else if (!strcmp(w[0], "ce")) {
+			struct collective c = collective_of(w + 4);
+
+			start_ce(a, b, parent_of(w[3]), &c);
 			show(b);
 		} else if (!strcmp(w[0], "kernel")) {
 			start_kernel(a, b, parent_of(w[3]), (int)number(w[4]),
