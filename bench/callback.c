@@ -21,6 +21,8 @@
 
 enum { GROUP, COLL, KERNEL, RECORD, KERNEL_STOP, COLL_STOP, ALL, KINDS };
 
+#define WARM 20000l /* collectives of one channel before anything counts */
+
 static const char *const names[] = {
     "start Group", "start Coll", "start KernelCh", "record KernelCh", "stop KernelCh",
     "stop Coll",   "all"};
@@ -178,8 +180,8 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	for (int kind = 0; kind < KINDS; kind++) {
-		const size_t bytes =
-		    (size_t)n * (3 + 3 * (size_t)channels) * sizeof(*samples[kind]);
+		const size_t most = (size_t)n * (3 + 3 * (size_t)channels);
+		const size_t bytes = (most > WARM * 6 ? most : WARM * 6) * sizeof(*samples[kind]);
 
 		samples[kind] = malloc(bytes);
 		if (!samples[kind])
@@ -201,7 +203,7 @@ int main(int argc, char **argv)
 		return 1;
 	}
 	/* Every page of the ring and the pool is touched before anything is timed. */
-	for (long i = 0; i < 20000; i++)
+	for (long i = 0; i < WARM; i++)
 		collective(plugin, context, 1, (uint64_t)i, cost);
 	memset(counts, 0, sizeof(counts));
 	for (long i = 0; i < n; i++)

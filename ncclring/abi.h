@@ -26,6 +26,7 @@ enum nccl_event {
 	NCCL_KERNEL_CH = 1 << 6,
 	NCCL_COLL_API = 1 << 9,
 	NCCL_P2P_API = 1 << 10,
+	NCCL_CE_COLL = 1 << 12, /* from version 6 on */
 };
 
 /* Every event that a version of the interface can name. */
@@ -125,6 +126,17 @@ struct nccl_p2p_api {
 	bool graph_captured;
 };
 
+/* By the copy engines instead of kernels: begins like any collective; all there is about it. */
+struct nccl_ce_coll {
+	uint64_t sequence; /* counted apart from kernels' */
+	const char *func;
+	const void *send;
+	void *recv;
+	size_t count;
+	int root;
+	const char *datatype;
+};
+
 struct nccl_kernel_ch {
 	uint8_t channel;
 	uint64_t timer; /* from version 4 on */
@@ -152,7 +164,7 @@ struct nccl_descriptor_v4 {
 	};
 };
 
-/* Also version 6, which adds events that are not read here (and RCCL's longer ones of them). */
+/* Also version 6, which adds events (those of RCCL that are not read here are longer). */
 struct nccl_descriptor_v5 {
 	uint64_t type;
 	void *parent;
@@ -162,6 +174,7 @@ struct nccl_descriptor_v5 {
 		struct nccl_p2p_v5 p2p;
 		struct nccl_coll_api coll_api;
 		struct nccl_p2p_api p2p_api;
+		struct nccl_ce_coll ce_coll;
 		struct nccl_kernel_ch kernel_ch;
 	};
 };
@@ -175,6 +188,7 @@ struct nccl_descriptor_v7 {
 		struct nccl_p2p_v7 p2p;
 		struct nccl_coll_api coll_api;
 		struct nccl_p2p_api p2p_api;
+		struct nccl_ce_coll ce_coll;
 		struct nccl_kernel_ch kernel_ch;
 	};
 };

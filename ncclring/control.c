@@ -125,6 +125,7 @@ int control_mask(struct process *process)
 	const uint32_t sample = LOAD(&process->sample);
 	const int chained =
 	    process->chain.plugin ? LOAD(&process->chain.mask) & process->chain.events : 0;
+	const int calls = NCCL_COLL | NCCL_P2P | (process->api > 5 ? NCCL_CE_COLL : 0);
 	uint64_t order;
 
 	if (!process->ring)
@@ -133,12 +134,12 @@ int control_mask(struct process *process)
 	case STRAGD_RING_OFF:
 		return chained | NCCL_GROUP;
 	case STRAGD_RING_PROGRESS:
-		return chained | NCCL_COLL | NCCL_P2P;
+		return chained | calls;
 	default:
 		order = LOAD(&process->ring->order);
 		if (!recorded_block(order, sample) && !recorded_block(order + CONTROL_LEAD, sample))
-			return chained | NCCL_COLL | NCCL_P2P;
-		return chained | NCCL_COLL | NCCL_P2P | NCCL_KERNEL_CH;
+			return chained | calls;
+		return chained | calls | NCCL_KERNEL_CH;
 	}
 }
 

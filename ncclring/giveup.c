@@ -22,9 +22,13 @@ static bool is_hopeless(struct process *process, const struct inflight *object, 
 static void look(struct process *process, uint64_t ticket, uint64_t end, uint64_t now)
 {
 	struct inflight *object = &process->inflight[ticket % INFLIGHT];
-	const uint64_t life = __atomic_load_n(&object->life, __ATOMIC_ACQUIRE);
+	uint64_t life;
 
-	if (ticket < end && is_hopeless(process, object, life, now))
+	/* Nor is one beyond the end read: its place has not been in a cache for long. */
+	if (ticket >= end)
+		return;
+	life = __atomic_load_n(&object->life, __ATOMIC_ACQUIRE);
+	if (is_hopeless(process, object, life, now))
 		inflight_give_up(process, object, life);
 }
 

@@ -13,7 +13,7 @@
 
 enum handle_kind {
 	HANDLE_COMM = 0xb1,   /* index into the communicator table */
-	HANDLE_GROUP = 0xb2,  /* nothing to look up */
+	HANDLE_GROUP = 0xb2,  /* generation: which kernel launch of the communicator */
 	HANDLE_GRAPH = 0xb3,  /* of a call that was captured into a graph; nothing to look up */
 	HANDLE_OP = 0xb4,     /* index into the in-flight pool */
 	HANDLE_KERNEL = 0xb5, /* a channel of it */

@@ -5,10 +5,25 @@
 #include "control.h"
 #include "names.h"
 
-void operations_group(struct process *process, struct comm *comm)
+void *operations_group(struct process *process, struct comm *comm)
 {
 	control_poll(process, comm);
-	ADD(&comm->batch, 1);
+	if (LOAD(&process->mode) == STRAGD_RING_OFF || !LOAD(&comm->recorded))
+		return handle_make(HANDLE_GROUP, 0, 0, 0);
+	STORE(&comm->batch_ns, monotonic_ns());
+	return handle_make(HANDLE_GROUP, 0, ADD(&comm->batch, 1) + 1, 0);
+}
+
+/* When the host enqueued it. Reading the clock is half of a callback, and the library tells of a
+ * launch and of what it carries in one go, so the launch's time serves for all of it. */
+static uint64_t enqueued_ns(const struct comm *comm, const struct call *call)
+{
+	const uint32_t batch = LOAD(&comm->batch);
+
+	if (batch && handle_kind(call->group) == HANDLE_GROUP &&
+	    handle_generation(call->group) == batch)
+		return LOAD(&comm->batch_ns);
+	return monotonic_ns();
 }
 
 static bool has_root(uint8_t function)
@@ -17,12 +32,13 @@ static bool has_root(uint8_t function)
 	       function == STRAGD_RING_GATHER || function == STRAGD_RING_SCATTER;
 }
 
-/* Whether the collective before it on this communicator was of the same launch. */
-static bool is_grouped(struct comm *comm)
+/* Whether the collective before it on this communicator was of the same launch. Of the copy
+ * engines' work no launch is told. */
+static bool is_grouped(struct comm *comm, const struct call *call)
 {
 	const uint32_t batch = LOAD(&comm->batch);
 
-	return batch != 0 &&
+	return batch != 0 && !(call->flags & STRAGD_RING_COPY_ENGINE) &&
 	       __atomic_exchange_n(&comm->batch_seen, batch, __ATOMIC_RELAXED) == batch;
 }
 
@@ -38,7 +54,7 @@ void *operations_enqueued(struct process *process, struct comm *comm, const stru
 		STORE(&process->gap, 1);
 		return NULL;
 	}
-	now = monotonic_ns();
+	now = enqueued_ns(comm, call);
 	order = ADD(&process->ring->order, 1);
 	operation.function = names_function(call->function);
 	operation.datatype = names_datatype(call->datatype, &size);
@@ -47,7 +63,7 @@ void *operations_enqueued(struct process *process, struct comm *comm, const stru
 						 operation.function == STRAGD_RING_RECV)
 				 : call->sequence;
 	comms_enqueued(process, comm, operation.function, now, sequence, operation.bytes);
-	if (is_grouped(comm))
+	if (is_grouped(comm, call))
 		operation.flags |= STRAGD_RING_GROUPED;
 	if (LOAD(&process->mode) != STRAGD_RING_FULL || !control_in_sample(process, order)) {
 		STORE(&process->gap, 1);

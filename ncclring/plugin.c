@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "call.h"
 #include "chain.h"
 #include "control.h"
 #include "library.h"
@@ -107,72 +108,17 @@ static int init(uint32_t version, void **context, int *mask, const struct comm_i
 	return 0;
 }
 
-static void read_call(uint32_t version, const struct process *process, const void *descriptor,
-		      struct call *call)
-{
-	const struct nccl_descriptor_v3 *v3 = descriptor;
-	const struct nccl_descriptor_v7 *v7 = descriptor;
-	const struct nccl_coll_v4 *coll = &v7->coll.v5.v4;
-	const struct nccl_p2p_v4 *p2p = &v7->p2p.v5.v4;
-
-	if (version == 3 && call->message)
-		*call = (struct call){.function = v3->p2p.func,
-				      .datatype = v3->p2p.datatype,
-				      .count = v3->p2p.count,
-				      .peer = v3->p2p.peer,
-				      .message = true,
-				      .flags = STRAGD_RING_HOST_TIME};
-	else if (version == 3)
-		*call = (struct call){.function = v3->coll.func,
-				      .datatype = v3->coll.datatype,
-				      .algorithm = v3->coll.algo,
-				      .protocol = v3->coll.proto,
-				      .count = v3->coll.count,
-				      .sequence = v3->coll.sequence,
-				      .peer = v3->coll.root,
-				      .channels = v3->coll.max_channels,
-				      .flags = STRAGD_RING_HOST_TIME};
-	else if (call->message)
-		*call = (struct call){
-		    .function = p2p->func,
-		    .datatype = p2p->datatype,
-		    .count = p2p->count,
-		    .peer = p2p->peer,
-		    .message = true,
-		    .channels = version > 4 || process->announces_p2p ? p2p->channels : 0};
-	else
-		*call = (struct call){.function = coll->func,
-				      .datatype = coll->datatype,
-				      .algorithm = coll->algo,
-				      .protocol = coll->proto,
-				      .count = coll->count,
-				      .sequence = coll->sequence,
-				      .peer = coll->root,
-				      .channels = coll->channels};
-	if (version > 4 && handle_kind(v7->parent) == HANDLE_GRAPH)
-		call->flags |= STRAGD_RING_GRAPH;
-	/* Symmetric kernels announce no channels. Before version 7 they are not timed, later not
-	 * in graphs. (Channels of 256 are announced as 0 too, by RCCL.) */
-	if (!call->message && (version == 7 ? v7->coll.symmetric
-					    : version > 4 && call->channels == 0 &&
-						  process->vendor == STRAGD_RING_NVIDIA)) {
-		call->flags |= STRAGD_RING_SYMMETRIC;
-		call->timeless = version < 7 || call->flags & STRAGD_RING_GRAPH;
-	}
-}
-
 static void *start_operation(uint32_t version, struct process *process, struct comm *comm,
-			     bool message, const void *descriptor, void *theirs)
+			     uint64_t type, const void *descriptor, void *theirs)
 {
 	const struct nccl_descriptor_v3 *v3 = descriptor;
-	struct call call = {.message = message};
+	const struct call call = call_of(version, process, type, descriptor);
 	void *ours;
 
-	read_call(version, process, descriptor, &call);
 	if (version == 3) {
 		const struct comm_identity identity = {
-		    .name = message ? v3->p2p.name : v3->coll.name,
-		    .hash = message ? v3->p2p.comm_hash : v3->coll.comm_hash,
+		    .name = call.message ? v3->p2p.name : v3->coll.name,
+		    .hash = call.message ? v3->p2p.comm_hash : v3->coll.comm_hash,
 		    .rank = v3->rank,
 		};
 
@@ -209,7 +155,7 @@ static int start(uint32_t version, void *context, void **handle, void *descripto
 	struct process *process = process_state();
 	struct comm *comm;
 	uint64_t type;
-	void *theirs;
+	void *theirs, *ours;
 
 	if (!handle)
 		return 0;
@@ -227,14 +173,15 @@ static int start(uint32_t version, void *context, void **handle, void *descripto
 		return 0;
 	switch (type) {
 	case NCCL_GROUP:
-		operations_group(process, comm);
-		/* Up to NCCL 2.27, groups without a handle have no collectives. */
-		*handle = theirs || version > 4 ? theirs : handle_make(HANDLE_GROUP, 0, 0, 0);
+		ours = operations_group(process, comm);
+		/* Up to NCCL 2.27, groups without a handle have no collectives. Later descriptors
+		 * name the group beside the parent, where a chained plugin must find its own. */
+		*handle = theirs || (version > 4 && process->chain.plugin) ? theirs : ours;
 		break;
 	case NCCL_COLL:
 	case NCCL_P2P:
-		*handle =
-		    start_operation(version, process, comm, type == NCCL_P2P, descriptor, theirs);
+	case NCCL_CE_COLL:
+		*handle = start_operation(version, process, comm, type, descriptor, theirs);
 		break;
 	case NCCL_COLL_API:
 		*handle = start_api(version > 4 && v7->coll_api.graph_captured, theirs);

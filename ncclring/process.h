@@ -23,7 +23,7 @@ struct comm {
 	uint32_t generation; /* uses of this place; in every handle */
 	uint32_t live;       /* enum comm_state */
 	uint32_t recorded;   /* 0: only forwarded to the chained plugin */
-	uint32_t batch;      /* kernel launches so far */
+	uint32_t batch;      /* kernel launches so far; in every handle of a group */
 	uint32_t batch_seen;
 	uint32_t completed_order; /* the newest collective that is complete */
 	int *mask;                /* the library's */
@@ -31,7 +31,7 @@ struct comm {
 	uint32_t chain; /* 1: forwarded */
 	void *chained_context;
 	uint32_t messages[2]; /* by direction, for peers that have no counter of their own */
-	uint64_t reserved;
+	uint64_t batch_ns;    /* when the latest of them began */
 };
 
 _Static_assert(sizeof(struct comm) == 64, "a cache line");

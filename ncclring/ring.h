@@ -120,7 +120,8 @@ struct stragd_ring_header {
 	uint8_t page[3648];                  /* 448 */
 };
 
-/* Counts, not the sequence numbers of the library: they agree when nothing was missed. */
+/* Counts, not the sequence numbers of the library: they agree when nothing was missed. What
+ * cannot be timed (see the flags of a slot) is enqueued and neither started nor completed. */
 struct stragd_ring_progress {
 	uint64_t enqueued; /* by the host */
 	uint64_t started;  /* on the device */
@@ -163,6 +164,7 @@ struct stragd_ring_comm {
 #define STRAGD_RING_SYMMETRIC 64u /* symmetric-memory kernel */
 #define STRAGD_RING_AFTER_GAP                                                                      \
 	128u /* collectives before it were not recorded on purpose (sample, mode, floor) */
+#define STRAGD_RING_COPY_ENGINE 256u /* by the copy engines, which tell no times */
 
 /* One collective, or one message to or from one peer, when its device time is complete or is
  * given up. */

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("root")
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_version_records_a_collective_with_all_it_says(version: int) -> None:
     with Host(version, VERSIONS[version]) as host:
-        assert host.init() == 0x46
+        assert host.init() == (0x1046 if version > 5 else 0x46)
         host.group(handle=0)
         host.coll(handle=1, parent=0, func="Broadcast", count=4000, datatype="ncclInt8",
                   root=5, sequence=41, channels=2)  # fmt: skip
@@ -78,15 +79,36 @@ def test_rccl_counts_ticks() -> None:
         assert (header["vendor"], header["clock"], header["clock_hz"]) == (2, 2, 0)
 
 
-def test_groups_up_to_27_get_a_handle_in_every_mode() -> None:
-    for version in (3, 4):
+def test_groups_get_a_handle_in_every_mode() -> None:
+    # Up to NCCL 2.27 those without one have no collectives.
+    for version, library in VERSIONS.items():
         for mode in ("off", "progress", "full"):
-            with Host(version, VERSIONS[version], STRAGD_RING=mode) as host:
+            with Host(version, library, STRAGD_RING=mode) as host:
                 host.init()
                 assert host.group() != "(nil)"
-    with Host(5, 22803) as host:
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_a_launch_carries_was_enqueued_when_the_launch_was_told(version: int) -> None:
+    with Host(version, VERSIONS[version]) as host:
         host.init()
-        assert host.group() == "(nil)"
+        host.group(handle=0)
+        told = time.monotonic_ns()
+        host.do("sleep", 2)
+        host.whole(100, 150, handle=1, parent=0)
+        host.whole(200, 250, handle=2, parent=0)
+        host.do("stop", 0)
+        later = time.monotonic_ns()
+        host.whole(300, 350, handle=3)  # of no launch
+        host.group(handle=5)
+        host.whole(400, 450, handle=4, parent=0 if version < 5 else NOBODY)
+        host.group(handle=6)
+        last = time.monotonic_ns()
+        host.do("launch", 5)  # of one that is not the latest
+        host.whole(500, 550, handle=7, parent=5)
+        enqueued = [int(slot["host_ns"]) for slot in host.ring().slots]
+    assert enqueued[0] == enqueued[1] < told
+    assert later < enqueued[2] < enqueued[3] < last < enqueued[4]
 
 
 def test_messages_are_counted_by_peer_and_direction() -> None:
@@ -170,6 +192,27 @@ def test_symmetric_kernels_that_cannot_be_timed_are_said_at_once() -> None:
         host.kernel(4, 3, 0, 30)
         host.end(4, 40)
         assert [s["flags"] for s in host.ring().slots] == [0, ring.SYMMETRIC]
+
+
+@pytest.mark.parametrize("version", [6, 7])
+def test_what_the_copy_engines_carry_is_recorded_without_times(version: int) -> None:
+    with Host(version, VERSIONS[version]) as host:
+        host.init()
+        host.whole(10, 20)
+        assert host.do("ce", 0, 1, NOBODY, "AllGather", 1000, "ncclFloat32", 0, 7) == ["(nil)"]
+        host.do("api", 0, 11, 512, 1)
+        host.do("ce", 0, 2, 11, "Scatter", 10, "ncclInt8", 4, 8)
+        got = host.ring()
+    untimed = ring.COPY_ENGINE | ring.NO_START | ring.NO_STOP
+    _, eager, captured = got.slots
+    assert (eager["flags"], captured["flags"]) == (untimed, untimed | ring.GRAPH)
+    assert (eager["function"], eager["bytes"], eager["datatype"]) == (ring.ALL_GATHER, 4000, 7)
+    assert [(s["sequence"], s["peer"], s["channels"]) for s in (eager, captured)] == [
+        (7, -1, 0), (8, 4, 0),
+    ]  # fmt: skip
+    progress = got.comms[0]["progress"][ring.ALL_GATHER]
+    assert (progress["enqueued"], progress["started"], progress["completed"]) == (1, 0, 0)
+    assert list(got.header["dropped"]) == [0] * 8
 
 
 def test_channels_that_never_come_are_given_up() -> None:

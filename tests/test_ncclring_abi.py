@@ -39,6 +39,13 @@ API = {
     "collApi.graphCaptured": ("coll_api.graph_captured", 64),
     "p2pApi.graphCaptured": ("p2p_api.graph_captured", 56),
 }
+COPIES = {
+    "ceColl.seqNumber": ("ce_coll.sequence", 24),
+    "ceColl.func": ("ce_coll.func", 32),
+    "ceColl.count": ("ce_coll.count", 56),
+    "ceColl.root": ("ce_coll.root", 64),
+    "ceColl.datatype": ("ce_coll.datatype", 72),
+}
 
 
 def members(version: int) -> tuple[str, int, dict[str, tuple[str, int]]]:
@@ -75,6 +82,8 @@ def members(version: int) -> tuple[str, int, dict[str, tuple[str, int]]]:
     if version == 4:
         return "nccl_descriptor_v4", 104, table
     table |= API
+    if version > 5:
+        table |= COPIES
     if version < 7:
         table |= {
             "coll.parentGroup": ("coll.parent_group", 104),
@@ -83,6 +92,7 @@ def members(version: int) -> tuple[str, int, dict[str, tuple[str, int]]]:
         return "nccl_descriptor_v5", 112, table
     table |= {
         "coll.parentGroup": ("coll.v5.parent_group", 104),
+        "p2p.parentGroup": ("p2p.v5.parent_group", 64),
         "coll.kernelVariant": ("coll.kernel_variant", 112),
         "coll.isSymColl": ("coll.symmetric", 120),
         "coll.userTag": ("coll.user_tag", 128),
@@ -135,11 +145,13 @@ def test_the_written_offsets_are_those_of_a_real_library(version: int) -> None:
     asked = [f"(long)sizeof({theirs})"]
     asked += [f"(long)&(({theirs}*)0)->{member}" for member in table]
     asked += [f"(long)sizeof((({theirs}*)0)->type)", "(long)ncclProfilerKernelChStop"]
+    asked += ["(long)ncclProfileCeColl"]
     assert ask_gdb(real_nccl(), asked) == [
         size,
         *(offset for _, offset in table.values()),
         1 if version < 5 else 8,
         22,
+        1 << 12,
     ]
 
 

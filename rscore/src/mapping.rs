@@ -41,6 +41,16 @@ impl Mapping {
         let address = NonNull::new(address.cast()).ok_or(io::ErrorKind::InvalidData)?;
         Ok(Mapping { address, bytes })
     }
+
+    /// Takes the pages out of this process's resident set; what is in them stays, and they come
+    /// back when they are touched.
+    pub(crate) fn release(&self) {
+        // SAFETY: address and length are those of a mapping this value owns; of a shared one the
+        // advice drops no data.
+        unsafe {
+            libc::madvise(self.address.as_ptr().cast(), self.bytes, libc::MADV_DONTNEED);
+        }
+    }
 }
 
 impl Drop for Mapping {

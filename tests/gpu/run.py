@@ -11,6 +11,9 @@ Checks, and ends with 1 if one fails: every collective is delivered, eager and f
 each with a start and a stop, within the time that CUDA's own events give, in sequence. Prints as
 JSON: what full recording costs a small and a large all-reduce against off (medians of turns in
 one process), and the step of the GPU's clock.
+
+Each part prints its result as soon as it has one and has a time limit of its own; when one fails or
+takes longer, what came before it is in the report all the same, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import importlib
 import json
 import math
 import os
+import shutil
 import socket
 import statistics
 import subprocess
@@ -43,7 +47,7 @@ REPLAYS = 100
 TURNS = 9
 SIZES = {"small": 8 << 10, "large": 64 << 20}
 CALLS = {"small": 300, "large": 5}
-LIMIT_S = 420
+LIMITS_S = {"start": 120, "eager": 60, "graph": 60, "small": 60, "large": 60}  # by part, in order
 PATIENCE_S = 20
 
 
@@ -132,8 +136,14 @@ def overhead(torch: Any, dist: Any, own: OwnRing, name: str) -> dict[str, float]
     return {"off_us": off, "full_us": full, "overhead": full / off - 1}
 
 
-def rank_main(rank: int) -> None:
-    """One rank: the checks, then the measurements; a JSON object on standard output."""
+def rank_main(rank: int, results: Path) -> None:
+    """One rank: the checks, then the measurements; each part's result is a line of ``results``."""
+
+    def result(part: str, problems: list[str], **figures: object) -> None:
+        line = {"rank": rank, "part": part, "problems": problems, **figures}
+        with results.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
     torch, dist = pytorch()
     torch.cuda.set_device(0)
     dist.init_process_group("nccl", rank=rank, world_size=RANKS, device_id=torch.device("cuda", 0))
@@ -141,13 +151,15 @@ def rank_main(rank: int) -> None:
     dist.all_reduce(data)
     torch.cuda.synchronize()
     own = OwnRing()
-    header = own.read().header
-    if header["mode"] != ring.FULL:
-        fail(
-            f"the plugin does not record fully by default on NCCL {header['library']}",
-            f"row {header['quirk']} of ncclring/versions.h says why",
-        )
     wait_for_slots(own, 1)
+    header = own.read().header
+    result(
+        "start",
+        [],
+        nccl=int(header["library"]),
+        descriptor=int(header["api"]),
+        row_of_versions=int(header["quirk"]),
+    )
 
     def eager() -> None:
         for _ in range(EAGER):
@@ -155,7 +167,8 @@ def rank_main(rank: int) -> None:
 
     before = len(own.read().slots)
     longest = timed(torch, eager) * 1e6
-    problems = check_delivery(wait_for_slots(own, before + EAGER), before, EAGER, "eager", longest)
+    got = wait_for_slots(own, before + EAGER)
+    result("eager", check_delivery(got, before, EAGER, "eager", longest))
 
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -168,22 +181,16 @@ def rank_main(rank: int) -> None:
     before = len(own.read().slots)
     longest = timed(torch, replay) * 1e6
     got = wait_for_slots(own, before + REPLAYS)
-    problems += check_delivery(got, before, REPLAYS, "graph", longest)
+    problems = check_delivery(got, before, REPLAYS, "graph", longest)
     if got.header["api"] > 4 and not (got.slots[before:]["flags"] & ring.GRAPH).all():
         problems.append("graph: replays are not marked")
-
     times = np.concatenate([got.slots["device_start"], got.slots["device_stop"]])
     steps = np.diff(np.unique(times[times > 0]))
-    result = {
-        "rank": rank,
-        "problems": problems,
-        "nccl": int(header["library"]),
-        "descriptor": int(header["api"]),
-        "clock_step_ns": math.gcd(*map(int, steps)) if len(steps) else None,
-        "dropped": [int(n) for n in got.header["dropped"]],
-        **{name: overhead(torch, dist, own, name) for name in SIZES},
-    }
-    print(json.dumps(result), flush=True)
+    step = math.gcd(*map(int, steps)) if len(steps) else None
+    dropped = [int(n) for n in got.header["dropped"]]
+    result("graph", problems, clock_step_ns=step, dropped=dropped)
+    for name in SIZES:
+        result(name, [], **overhead(torch, dist, own, name))
     dist.destroy_process_group()
 
 
@@ -211,6 +218,7 @@ def environment(rank: int, port: int, nccl: str | None, version: int, out: Path)
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "NCCL_PROFILER_PLUGIN": str(ROOT / "target/ncclring/libnccl-profiler-stragd.so"),
+        "STRAGD_RING": "full",  # whatever the table of versions says; the report tells its row
         "NCCL_SOCKET_IFNAME": "lo",
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,ENV,PROFILE",
@@ -235,51 +243,76 @@ def version_of(nccl: str) -> int:
     return number.value
 
 
+def follow(ranks: list[subprocess.Popen[bytes]], files: list[Path]) -> str | None:
+    """Prints results as they come, until all ranks have ended. Why it ended early, if it did."""
+    seen = [0] * len(ranks)
+    parts = list(LIMITS_S)
+    began = time.monotonic()
+    while any(process.poll() is None for process in ranks):
+        time.sleep(0.2)
+        slowest = min(seen)
+        for rank, file in enumerate(files):
+            lines = file.read_text().splitlines() if file.exists() else []
+            for line in lines[seen[rank] :]:
+                print(line, flush=True)
+            seen[rank] = len(lines)
+        if min(seen) > slowest:
+            began = time.monotonic()
+        if any(process.returncode for process in ranks):
+            break
+        if min(seen) < len(parts) and time.monotonic() - began > LIMITS_S[parts[min(seen)]]:
+            return f"part {parts[min(seen)]} was not done after {LIMITS_S[parts[min(seen)]]} s"
+    failed = [rank for rank, process in enumerate(ranks) if process.poll()]
+    return f"rank {failed[0]} failed, its error is above" if failed else None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nccl", help="another libnccl.so.2 than PyTorch's own")
     parser.add_argument("--out", type=Path, default=Path("target/gpu"), help="logs, result.json")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    out = arguments.out.resolve()
     if arguments.rank is not None:
-        rank_main(arguments.rank)
+        rank_main(arguments.rank, out / f"rank.{arguments.rank}.jsonl")
         return
     device, version = requirements()
     if arguments.nccl:
         version = version_of(arguments.nccl)
     if version < 22600:
         fail(f"NCCL {version} has no device events", "NCCL 2.26 or newer is needed, see --nccl")
-    subprocess.run(["make", "-s", "-C", ROOT / "ncclring"], check=True)
-    out = arguments.out.resolve()
+    for tool in ("make", "cc"):
+        if shutil.which(tool) is None:
+            fail(f"there is no {tool}", "the plugin is built here: install a C compiler and make")
+    subprocess.run(["make", "-s", "-C", ROOT / "ncclring"], check=True, timeout=120)
     out.mkdir(parents=True, exist_ok=True)
+    files = [out / f"rank.{rank}.jsonl" for rank in range(RANKS)]
+    for file in files:
+        file.unlink(missing_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     ranks = [
         subprocess.Popen(
-            [sys.executable, __file__, "--rank", str(rank)],
+            [sys.executable, __file__, "--rank", str(rank), "--out", out],
             env=environment(rank, port, arguments.nccl, version, out),
-            stdout=subprocess.PIPE,
-            text=True,
         )
         for rank in range(RANKS)
     ]
-    deadline = time.monotonic() + LIMIT_S
     try:
-        printed = [p.communicate(timeout=max(1, deadline - time.monotonic()))[0] for p in ranks]
-    except subprocess.TimeoutExpired:
-        fail(f"the ranks were not done after {LIMIT_S} s", f"see nccl.*.log in {out}")
+        problem = follow(ranks, files)
     finally:
         for process in ranks:
             process.kill()
             process.wait()
-    if any(process.returncode for process in ranks):
-        fail("a rank failed", f"its error is above, NCCL's own words in {out}/nccl.*.log")
-    results = [json.loads(text.splitlines()[-1]) for text in printed]
-    report = {"device": device, "nccl": version, "ranks": results}
+    lines = [line for file in files if file.exists() for line in file.read_text().splitlines()]
+    results = [json.loads(line) for line in lines]
+    report = {"device": device, "nccl": version, "unfinished": problem, "results": results}
     (out / "result.json").write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))
-    sys.exit(1 if any(result["problems"] for result in results) else 0)
+    if problem:
+        print(f"tests/gpu: {problem}; NCCL's own words are in {out}/nccl.*.log", file=sys.stderr)
+    sys.exit(1 if problem or any(result["problems"] for result in results) else 0)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ static const struct nccl_profiler *plugin;
 static int version;
 static int mask;
 static void *contexts[PLACES], *handles[PLACES];
+static void *launch; /* what descriptors from version 5 on name as their group */
 
 int ncclGetVersion(int *number);
 int host_main(void);
@@ -158,8 +159,20 @@ static int start_coll(int context, int handle, void *parent, const struct collec
 		d.v4.coll = (struct nccl_coll_v4){
 		    c->sequence,          c->func, NULL,    NULL,    c->count, c->root, c->datatype,
 		    (uint8_t)c->channels, 8,       c->algo, c->proto};
+	if (version > 4)
+		d.v5.coll.parent_group = launch;
 	if (version == 7)
 		d.v7.coll.symmetric = symmetric;
+	return start(context, handle, &d);
+}
+
+static int start_ce(int context, int handle, void *parent, const struct collective *c)
+{
+	union descriptor d;
+
+	set_head(&d, NCCL_CE_COLL, parent);
+	d.v7.ce_coll =
+	    (struct nccl_ce_coll){c->sequence, c->func, NULL, NULL, c->count, c->root, c->datatype};
 	return start(context, handle, &d);
 }
 
@@ -176,6 +189,8 @@ static int start_p2p(int context, int handle, void *parent, const struct collect
 		d.v4.p2p.datatype = c->datatype;
 		d.v4.p2p.count = c->count;
 		d.v4.p2p.peer = c->root;
+		if (version > 4)
+			d.v5.p2p.parent_group = launch;
 		if (c->channels >= 0)
 			d.v4.p2p.channels = (uint8_t)c->channels;
 	}
@@ -211,6 +226,7 @@ static void whole(int context, const struct collective *c, unsigned long from, u
 	enum { GROUP = PLACES - 1, OP = PLACES - 2, KERNEL = PLACES - 300 };
 
 	start_api(context, GROUP, NCCL_GROUP, 0);
+	launch = handles[GROUP];
 	start_coll(context, OP, handles[GROUP], c, 0);
 	plugin->stop(handles[OP]);
 	if (handles[GROUP])
@@ -389,7 +405,11 @@ int host_main(void)
 			printf("ok\n");
 		} else if (!strcmp(w[0], "group")) {
 			start_api(a, b, NCCL_GROUP, 0);
+			launch = handles[b];
 			show(b);
+		} else if (!strcmp(w[0], "launch")) {
+			launch = handles[a];
+			printf("ok\n");
 		} else if (!strcmp(w[0], "api")) {
 			start_api(a, b, (unsigned)number(w[3]), (int)number(w[4]));
 			show(b);
@@ -403,6 +423,11 @@ int host_main(void)
 
 			start_p2p(a, b, parent_of(w[3]), &c);
 			show(b);
+		} else if (!strcmp(w[0], "ce")) {
+			struct collective c = collective_of(w + 4);
+
+			start_ce(a, b, parent_of(w[3]), &c);
+			show(b);
 		} else if (!strcmp(w[0], "kernel")) {
 			start_kernel(a, b, parent_of(w[3]), (int)number(w[4]),
 				     (unsigned long)number(w[5]));
@@ -413,6 +438,8 @@ int host_main(void)
 			plugin->record(handles[a], NCCL_KERNEL_CH_STOP, &args);
 			printf("ok\n");
 		} else if (!strcmp(w[0], "stop")) {
+			if (handles[a] == launch)
+				launch = NULL;
 			plugin->stop(handles[a]);
 			printf("ok\n");
 		} else if (!strcmp(w[0], "finalize")) {

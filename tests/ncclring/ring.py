@@ -55,8 +55,8 @@ SLOT = np.dtype(
     ]
 )  # fmt: skip
 
-NO_START, NO_STOP, HOST_TIME, GRAPH, FEW, GROUPED, SYMMETRIC, AFTER_GAP = (
-    1 << bit for bit in range(8)
+NO_START, NO_STOP, HOST_TIME, GRAPH, FEW, GROUPED, SYMMETRIC, AFTER_GAP, COPY_ENGINE = (
+    1 << bit for bit in range(9)
 )
 OFF, PROGRESS_MODE, FULL = 1, 2, 3
 POOL, COMM_FULL, CLAIM, STALE = range(4)

@@ -14,7 +14,8 @@ use crate::steps::Pipeline;
 
 use super::clock;
 
-/// Rings read at a time. Reading makes their pages resident: 344 MB at the very worst.
+/// Rings read at a time. What was read is given back after each turn, so that they add little to
+/// the daemon's resident memory.
 const MAX_RINGS: usize = 256;
 /// Refused ones that are named.
 const MAX_REFUSED: usize = 256;

@@ -48,8 +48,9 @@ pub mod flag {
     pub const GROUPED: u16 = 32;
     pub const SYMMETRIC: u16 = 64;
     pub const AFTER_GAP: u16 = 128;
+    pub const COPY_ENGINE: u16 = 256;
     /// All that this version knows.
-    pub const ALL: u16 = 255;
+    pub const ALL: u16 = 511;
 }
 
 /// Values of `enum stragd_ring_comm_state`.

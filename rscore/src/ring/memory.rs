@@ -59,6 +59,11 @@ impl Memory {
         Memory { mapping, header, geometry, inode }
     }
 
+    /// The pages that were read count as the daemon's no longer.
+    pub(super) fn release(&self) {
+        self.mapping.release();
+    }
+
     #[inline]
     fn word(&self, offset: usize) -> &AtomicU64 {
         debug_assert!(offset % 8 == 0 && offset + 8 <= self.mapping.bytes);

@@ -129,11 +129,16 @@ impl Reader {
             }
             self.deliver_batch(order, now_ns, &mut deliver);
         }
-        Turn {
+        let turn = Turn {
             records: self.counts.records - before.records,
             lost: self.counts.lost.wrapping_sub(before.lost),
             more: self.next < head && !waiting,
+        };
+        // A ring is 1.3 MB, and a node may have hundreds.
+        if turn.records > 0 || turn.lost > 0 {
+            self.memory.release();
         }
+        turn
     }
 
     /// Leaves behind what was overwritten; a count that goes back, or further than any writer

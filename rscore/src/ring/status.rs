@@ -97,7 +97,7 @@ impl RingStatus {
     #[must_use]
     pub fn of(process: ProcessKey, memory: &Memory, figures: &Figures, others: usize) -> Self {
         let (wanted, obeyed) = (memory.wanted(), memory.obeyed());
-        RingStatus {
+        let status = RingStatus {
             pid: process.pid,
             start_time: process.start_time,
             state: "open",
@@ -120,7 +120,9 @@ impl RingStatus {
             chained: memory.chained(),
             counts: figures.counts,
             communicators: communicators(memory),
-        }
+        };
+        memory.release();
+        status
     }
 
     /// Of a ring that is refused.

@@ -74,6 +74,7 @@ fn expected() -> Vec<(String, u64)> {
         ("GROUPED", flag::GROUPED.into()),
         ("SYMMETRIC", flag::SYMMETRIC.into()),
         ("AFTER_GAP", flag::AFTER_GAP.into()),
+        ("COPY_ENGINE", flag::COPY_ENGINE.into()),
     ];
     all.extend(numbers.map(|(name, value)| (format!("STRAGD_RING_{name}"), value)));
     let names = [("VENDOR_UNKNOWN", "unknown"), ("NVIDIA", "nvidia"), ("AMD", "amd")];

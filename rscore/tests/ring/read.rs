@@ -1,8 +1,11 @@
 //! What a reader makes of a ring: records, losses, holes, jumps, times.
 
 use std::mem::offset_of;
+use std::sync::Arc;
 
-use rscore::ring::layout::{clock, Header, Slot};
+use rscore::discover::process::ProcessKey;
+use rscore::ring::layout::{clock, Header, Slot, SLOTS};
+use rscore::ring::status::{Figures, RingStatus};
 use rscore::ring::{flag, Record};
 
 use crate::support::{now_ns, slot, turn, Random, Ring};
@@ -166,7 +169,7 @@ fn times_that_are_missing_or_cannot_be_are_left_out_and_said() {
     ring.write(Slot { device_start: good.device_stop + 1, ..good });
     ring.write(Slot { device_stop: good.device_stop + day, ..good });
     ring.write(Slot { device_start: 5, host_ns: good.host_ns, ..good });
-    ring.write(Slot { flags: 0xff00, ..good });
+    ring.write(Slot { flags: !flag::ALL, ..good });
     let records = turn(&mut reader, now_ns());
     let got: Vec<_> = records.iter().map(|r| (r.start_ns > 0, r.stop_ns > 0, r.flags)).collect();
     let neither = flag::NO_START | flag::NO_STOP;
@@ -184,6 +187,42 @@ fn times_that_are_missing_or_cannot_be_are_left_out_and_said() {
         assert!(got == &expected || (young && index == 4), "{index}: {got:?} {expected:?}");
     }
     assert!(reader.counts().implausible >= 2);
+}
+
+/// KiB of a memfd that this process holds resident through mappings it cannot write.
+fn resident_kib(inode: u64) -> u64 {
+    let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let (mut ours, mut kib) = (false, 0);
+    for line in text.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            [_, access, _, _, ino, ..] if access.len() == 4 => {
+                ours = access == "r--s" && ino == inode.to_string();
+            }
+            ["Rss:", size, "kB"] if ours => kib += size.parse::<u64>().unwrap(),
+            _ => {}
+        }
+    }
+    kib
+}
+
+#[test]
+fn what_was_read_does_not_stay_resident() {
+    let ring = Ring::new(SLOTS, 256, clock::HOST);
+    let mut reader = ring.reader();
+    (0..SLOTS.into()).for_each(|number| ring.write(slot(number)));
+    let mut records = Vec::new();
+    while records.len() < SLOTS as usize {
+        let more = turn(&mut reader, now_ns());
+        assert!(!more.is_empty());
+        records.extend(more);
+    }
+    let memory = Arc::clone(reader.memory());
+    assert_eq!(resident_kib(memory.inode), 0);
+    let process = ProcessKey { pid: 1, start_time: 1 };
+    let status = RingStatus::of(process, &memory, &Figures::of(&reader), 0);
+    assert_eq!((status.counts.records, resident_kib(memory.inode)), (SLOTS.into(), 0));
+    assert!(memory.is_full() && resident_kib(memory.inode) > 0, "else nothing was measured");
 }
 
 #[test]
