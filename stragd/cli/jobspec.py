@@ -119,7 +119,7 @@ def job_arguments(parser: argparse.ArgumentParser) -> None:
         help="by how much a rank's work differs from window to window (0; moe: 3)",
     )  # fmt: skip
     job.add_argument(
-        "--step-ms", type=number(0.1, 600_000), default=100.0, metavar="MS",
+        "--step-ms", type=number(0.1, WINDOW_MS / 2), default=100.0, metavar="MS",
         help="length of a step's own work (100)",
     )  # fmt: skip
     job.add_argument(
