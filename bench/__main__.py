@@ -17,6 +17,7 @@ from bench import (
     causes_live,
     cost,
     drain,
+    faults,
     patterns,
     power,
     ring,
@@ -35,6 +36,7 @@ BENCHES = {
     "causes_live": causes_live.main,
     "cost": cost.main,
     "drain": drain.main,
+    "faults": faults.main,
     "patterns": patterns.main,
     "power": power.main,
     "ring": ring.main,
@@ -46,7 +48,7 @@ BENCHES = {
     "telemetry_host": telemetry_host.main,
     "why": why.main,
 }
-FOR_ANYBODY = {"causes", "power", "rivals", "score", "telemetry_gpu", "telemetry_host"}
+FOR_ANYBODY = {"causes", "faults", "power", "rivals", "score", "telemetry_gpu", "telemetry_host"}
 """Benches that attach no probes."""
 
 

@@ -20,7 +20,8 @@ from dataclasses import replace
 import numpy as np
 
 from stragd.replay.measure import fast_power, power, silence
-from stragd.replay.simulate import Fault, Machine, Noise, Scenario, library
+from stragd.replay.noise import Noise, library
+from stragd.replay.simulate import Fault, Machine, Scenario
 
 ROWS = 16_384
 """Rows of one call, over jobs side by side."""
@@ -141,60 +142,10 @@ def print_fast() -> None:
     print()
 
 
-def print_cases() -> None:
-    print("### Harder cases, Gaussian, 64 ranks\n")
-    print(
-        "| case | mean | 99 % | longest | named | others named | cleared after | named again |"
-        "\n|---|---|---|---|---|---|---|---|"
-    )
-    base = slow("gaussian", 0.02)
-    three, quarter = (3, 20, 41), tuple(range(16))
-
-    def case(ranks: tuple[int, ...], slowdown: float, **more: float) -> Scenario:
-        begin = int(more.pop("begin", HEALTHY))
-        fault = replace(Fault(ranks, slowdown, begin), **more)  # type: ignore[arg-type]
-        return replace(base, faults=(fault,), ordinary=ranks)
-
-    cases = [
-        ("3 of 64 slow by 2 %", case(three, 0.02), HEALTHY, "straggler"),
-        ("a quarter slow by 3 %", case(quarter, 0.03), HEALTHY, "straggler"),
-        ("20 % from the first step", case((3,), 0.2, begin=0), 0, "straggler"),
-        ("2 % from the first step", case((3,), 0.02, begin=0), 0, "straggler"),
-        ("drift of 0.1 % a window", case((3,), 0.0, drift=0.001), HEALTHY, "straggler"),
-        ("one window in five slow by 10 %", case((3,), 0.1, every=5), HEALTHY, "intermittent"),
-        ("the same, as a straggler", case((3,), 0.1, every=5), HEALTHY, "straggler"),
-        ("2 %, over after 40 windows", case((3,), 0.02, end=HEALTHY + 40), HEALTHY, "straggler"),
-        ("5 %, over after 40 windows", case((3,), 0.05, end=HEALTHY + 40), HEALTHY, "straggler"),
-        ("2 %, one row in ten missing", replace(base, missing=0.1), HEALTHY, "straggler"),
-        ("2 %, after 20 windows only", case((3,), 0.02, begin=20), 20, "straggler"),
-        ("3 % in the slower of two vendors",
-         replace(base, machines=STAGES, faults=(Fault((40,), 0.03, HEALTHY),), ordinary=(40,)),
-         HEALTHY, "straggler"),
-        ("2 of 4 slow by 10 %",
-         Scenario(ranks=4, jobs=2000, windows=HEALTHY + 40, ordinary=(0, 1),
-                  faults=(Fault((0, 1), 0.1, HEALTHY),)), HEALTHY, "straggler"),
-        ("1 of 2 slow by 5 %",
-         Scenario(ranks=2, jobs=2000, windows=HEALTHY + 40,
-                  faults=(Fault((1,), 0.05, HEALTHY),)), HEALTHY, "straggler"),
-    ]  # fmt: skip
-    for name, scenario, begin, kind in cases:
-        seen = power(scenario, begin, kind)
-        clear = "-"
-        if seen.clear is not None and np.isfinite(seen.clear).any():
-            clear = words(seen.clear)
-            clear = clear.replace(" | ", ", ")
-        print(
-            f"| {name} | {words(seen.delays)} | {seen.others} | {clear} | {seen.flaps} |",
-            flush=True,
-        )
-    print()
-
-
 def main(wanted: int = 10_000_000) -> None:
     wanted = int(os.environ.get("STRAGD_RANK_WINDOWS", wanted))
     print_power()
     print_fast()
-    print_cases()
     print_silence(wanted)
 
 

@@ -36,9 +36,17 @@ class Scorer(Protocol):
 class Baselines:
     """The scorer's state in one file; the main loop's thread only."""
 
-    def __init__(self, path: Path, scorer: Scorer, complain: Callable[[str], None]) -> None:
-        """``complain`` takes one line: what is wrong, why, and what it costs."""
+    def __init__(
+        self,
+        path: Path,
+        scorer: Scorer,
+        complain: Callable[[str], None],
+        save_seconds: float = SAVE_SECONDS,
+    ) -> None:
+        """``complain`` takes one line: what is wrong, why, and what it costs. The file is written
+        every ``save_seconds``."""
         self._path = path
+        self._save_seconds = save_seconds
         self._scorer = scorer
         self._complain = complain
         self._failed = False
@@ -89,7 +97,7 @@ class Baselines:
             for job in self._earlier:
                 self._scorer.forget(job)
             self._earlier.clear()
-        if now - self._saved >= SAVE_SECONDS:
+        if now - self._saved >= self._save_seconds:
             self.save(now)
 
     def save(self, now: float) -> None:

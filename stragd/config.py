@@ -172,6 +172,12 @@ class Scoring:
         "Where the baselines are kept over a restart of the daemon.",
         path=True,
     )
+    baselines_seconds: float = _key(
+        60.0,
+        "Seconds between two writes of that file: what a crash of the daemon may cost.",
+        low=1,
+        high=3600,
+    )
 
 
 @dataclass(frozen=True)
@@ -295,7 +301,7 @@ class Config:
     def scorer(self) -> dict[str, Any]:
         """The native Scorer's part."""
         settings = dataclasses.asdict(self.scoring)
-        del settings["baselines_file"]
+        del settings["baselines_file"], settings["baselines_seconds"]
         return settings
 
     def changed(self, other: Config) -> tuple[list[str], list[str]]:

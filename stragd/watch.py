@@ -99,8 +99,10 @@ class Watch:
         self._journal = journal
         self._make_engine = make_engine
         self._scorer = scorer
-        path = Path(config.scoring.baselines_file)
-        self._baselines = baselines.Baselines(path, scorer, self._complain)
+        kept = config.scoring
+        self._baselines = baselines.Baselines(
+            Path(kept.baselines_file), scorer, self._complain, kept.baselines_seconds
+        )
         self._identifier = identifier
         self._statuses: dict[ProcessKey, RankStatus] = {}
         self._looked_again = 0.0

@@ -16,7 +16,8 @@ import pytest
 
 from stragd import _rscore
 from stragd.replay.measure import fast_power
-from stragd.replay.simulate import Fault, Noise, Scenario, simulate
+from stragd.replay.noise import Noise
+from stragd.replay.simulate import Fault, Scenario, simulate
 from stragd.scoring import estimate
 from stragd.scoring.model import BASES, KINDS, STATES, Config, Finding
 from stragd.scoring.reference import Scorer

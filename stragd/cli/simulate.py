@@ -7,203 +7,242 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-from collections.abc import Callable
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from stragd.replay.measure import power, silence
-from stragd.replay.simulate import NOISES, Fault, Machine, Scenario
+from stragd.cli import plot, top
+from stragd.cli.faultspec import FOREVER, HEALTHY, Case, FaultError, case, fault
+from stragd.cli.jobspec import JobError, Named, job_arguments, scenario, whole
+from stragd.cli.simulated import job_line, lines
+from stragd.cli.text import clean
+from stragd.config import Config
+from stragd.replay import intervals
+from stragd.replay.measure import WINDOWS_A_CALL, Seen, power, silence
+from stragd.replay.recording import RecordedJob, Recording
+from stragd.replay.run import replay
+from stragd.replay.simulate import Scenario, class_of, simulate, stage_of
 
-HEALTHY = 200
-"""Windows before the fault: what the scorer knows of a job that runs for a while."""
-AFTER = 64
-"""Windows that the fault lasts."""
-ROWS = 16_384
-MOST_RANKS = 1 << 17
-DEFAULT_SLOWDOWNS = (0.01, 0.02, 0.05, 0.1, 0.2)
+DEFAULT_SLOWDOWNS = (1, 2, 5, 10, 20)
+FAST_STEPS, FAST_STEP_MS = 100, 5.0
+"""Steps of a window and the shortest step, ms, of which a node sends tenths."""
 
-
-def _number(low: float, high: float, unit: float = 1.0) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} is not between {low:g} and {high:g}")
-        return value / unit
-
-    return parse
-
-
-def _whole(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        value = int(text) if text.isascii() and text.isdigit() else -1
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {low} to {high}")
-        return value
-
-    return parse
+FAULT_HELP = (
+    "slow=PERCENT: ranks are slower; drift=PERCENT: slower by so much more with every window; "
+    "network=PERCENT: transfers take longer. Keys: ranks=N or ranks=N%% of them (1; the last "
+    "ones), class=NAME, stage=N (from 0), begin=WINDOW (200; 0: slow from the first step), "
+    "windows=N (it ends after so many), every=N (slow in one window of N), missing=PERCENT (of "
+    "their windows never come), replaced (at the end other machines take the ranks over); repeat"
+)
 
 
-def _machine(text: str) -> Machine:
-    name, _, rest = text.partition("=")
-    share, _, factor = rest.partition(":")
-    try:
-        machine = Machine(0, float(share), float(factor or "1"))
-    except ValueError:
-        machine = Machine(0, 0.0, 0.0)
-    if not name or not 0 < machine.share <= 1e6 or not 0.01 <= machine.factor <= 100:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not NAME=SHARE:FACTOR, as in MI300X=256:1.2 (1.2 times as long a step)"
-        )
-    return machine
+def _plot_path(text: str) -> Path:
+    path = Path(text)
+    if path.suffix not in plot.SUFFIXES:
+        raise argparse.ArgumentTypeError(f"{text!r} does not end in {' or '.join(plot.SUFFIXES)}")
+    return path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    number, whole = _number, _whole
-    parser.add_argument(
-        "--ranks", type=whole(2, MOST_RANKS), default=64, metavar="N", help="ranks of the job (64)"
+    job_arguments(parser)
+    faults = parser.add_argument_group("faults, one line of the answer each")
+    faults.add_argument(
+        "--slowdown", dest="faults", action="append", type=lambda text: fault(f"slow={text}"),
+        metavar="PERCENT", help="one rank is so much slower; repeat (1, 2, 5, 10, 20)",
+    )  # fmt: skip
+    faults.add_argument(
+        "--fault", dest="faults", action="append", type=fault,
+        metavar="KIND=PERCENT[,KEY=VALUE...]", help=FAULT_HELP,
+    )  # fmt: skip
+    runs = parser.add_argument_group("the simulation")
+    runs.add_argument(
+        "--jobs", type=whole(1, 100_000), default=100, metavar="N", help="jobs a fault (100)"
     )
-    parser.add_argument(
-        "--jitter", type=number(0.01, 100, 100), default=0.05, metavar="PERCENT",
-        help="standard deviation of one step (5)",
-    )  # fmt: skip
-    parser.add_argument("--noise", choices=NOISES, default="gaussian", help="noise model of steps")
-    parser.add_argument(
-        "--natural", type=number(0, 50, 100), default=0.015, metavar="PERCENT",
-        help="permanent spread between machines of a class (1.5)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--steps", type=whole(10, 10_000), default=100, metavar="N", help="steps a window (100)"
-    )
-    parser.add_argument(
-        "--class", dest="machines", action="append", type=_machine, metavar="NAME=SHARE:FACTOR",
-        help="a hardware class: its share of the ranks, its step time over the fastest; repeat",
-    )  # fmt: skip
-    parser.add_argument(
-        "--slowdown", dest="slowdowns", action="append", type=number(0.1, 1000, 100),
-        metavar="PERCENT", help="slowdown of one rank; repeat (1, 2, 5, 10, 20)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--jobs", type=whole(1, 100_000), default=100, metavar="N", help="jobs a slowdown (100)"
-    )
-    parser.add_argument(
+    runs.add_argument(
         "--healthy", type=whole(1000, 10**10), default=1_000_000, metavar="N",
         help="healthy rank-windows to look for false alarms in (1000000)",
     )  # fmt: skip
-    parser.add_argument("--seed", type=whole(0, 2**62), default=1, metavar="N", help="seed (1)")
-    parser.add_argument("--plot", metavar="FILE.svg", type=Path, help="draw the delays into FILE")
+    runs.add_argument(
+        "--fast-lane", action="store_true",
+        help="send tenths of windows too, as a node does: tells steps for gross faults; takes ten "
+        "times as long",
+    )  # fmt: skip
+    runs.add_argument("--seed", type=whole(0, 2**62), default=1, metavar="N", help="seed (1)")
+    runs.add_argument(
+        "--plot", metavar="FILE.svg|FILE.png", type=_plot_path,
+        help="draw how soon each fault is named",
+    )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Simulate, print the table (or one JSON object), draw the plot."""
-    machines = arguments.machines or [Machine(1, 1.0, 1.0)]
-    machines = tuple(replace(one, class_id=place) for place, one in enumerate(machines, 1))
-    base = Scenario(
-        ranks=arguments.ranks, steps=arguments.steps, jitter=arguments.jitter,
-        noise=arguments.noise, natural=arguments.natural, machines=machines, seed=arguments.seed,
-        windows=HEALTHY + AFTER,
-    )  # fmt: skip
-    together = max(1, min(ROWS // base.ranks, 4096))
-    told = silence(replace(base, jobs=together), arguments.healthy)
-    rows = []
-    for slowdown in arguments.slowdowns or DEFAULT_SLOWDOWNS:
-        rows.append(_delays(base, slowdown, arguments.jobs, together))
-    answer = {
-        "findings": [],
-        "abstentions": [],
-        "healthy_rank_windows": told.rank_windows,
-        "false_stragglers": told.stragglers,
-        "other_findings": dict(told.others),
-        "power": rows,
-    }
-    if arguments.plot is not None:
-        arguments.plot.write_text(_svg(rows, AFTER), encoding="utf-8")
-    print(json.dumps(answer, indent=2) if arguments.json else _text(answer, base))
+    try:
+        named = scenario(arguments)
+        base = replace(named.scenario, tenths=arguments.fast_lane)
+        if base.tenths and (base.steps != FAST_STEPS or base.step_ns < FAST_STEP_MS * 1e6):
+            raise JobError(
+                f"--fast-lane: only windows of {FAST_STEPS} steps of {FAST_STEP_MS:g} ms and more "
+                f"have tenths here, and these have {base.steps} steps of {base.step_ns / 1e6:g} ms"
+            )
+        specs = arguments.faults or [fault(f"slow={percent}") for percent in DEFAULT_SLOWDOWNS]
+        cases = [case(spec, base, named.classes) for spec in specs]
+    except (JobError, FaultError) as error:
+        print(f"stragctl: {clean(error, 1000)}", file=sys.stderr)
+        return 2
+    try:
+        if arguments.plot is not None:
+            plot.ready(arguments.plot)
+        answer = _answer(named, base, cases, arguments)
+        if arguments.plot is not None:
+            window_s = base.steps * base.step_ns / 1e9
+            plot.draw(arguments.plot, job_line(answer["job"]), answer["power"], window_s)
+    except plot.PlotError as error:
+        print(f"stragctl: {clean(error, 1000)}", file=sys.stderr)
+        return 1
+    if arguments.json:
+        print(json.dumps(answer, indent=2, allow_nan=False))
+    else:
+        width = max(40, shutil.get_terminal_size((top.PIPE_WIDTH, 24)).columns)
+        print("\n".join(lines(answer, width)))
     return 0
 
 
-def _delays(base: Scenario, slowdown: float, jobs: int, together: int) -> dict[str, object]:
-    """One slow rank, the last one, in so many jobs."""
-    rank, delays, others, seed = base.ranks - 1, np.empty(0), 0, base.seed + 1000
-    fault = Fault((rank,), slowdown, HEALTHY)
-    while len(delays) < jobs:
-        count = min(together, jobs - len(delays))
-        scenario = replace(base, jobs=count, faults=(fault,), ordinary=(rank,), seed=seed)
-        seen = power(scenario, HEALTHY)
-        delays, others, seed = np.concatenate([delays, seen.delays]), others + seen.others, seed + 1
-    found = delays[np.isfinite(delays)]
+def _answer(
+    named: Named, base: Scenario, cases: list[Case], arguments: argparse.Namespace
+) -> dict[str, Any]:
+    together = max(WINDOWS_A_CALL // base.ranks, 1)
+    wanted: int = arguments.healthy
+    windows = HEALTHY + 64
+    fit = max(1, min(together, wanted // (base.ranks * windows)))
+    _progress(f"healthy jobs, {wanted:,} rank-windows")
+    told = silence(replace(base, jobs=fit, windows=windows), wanted)
+    rows, findings, abstentions = [], [], []
+    for place, one in enumerate(cases, 1):
+        _progress(f"fault {place} of {len(cases)}: {one.fault.text}")
+        rows.append(_power_row(one, arguments.jobs, together))
+        example = replay(_example(named, one, place), Config().scorer())
+        findings += example["findings"]
+        abstentions += example["abstentions"]
+    _progress("")
+    low, high = intervals.count(told.stragglers)
+    million = told.rank_windows / 1e6
     return {
-        "slowdown": slowdown,
+        "findings": findings,
+        "abstentions": abstentions,
+        "job": _job(named),
+        "healthy": {
+            "rank_windows": told.rank_windows,
+            "jobs": told.jobs,
+            "false_stragglers": told.stragglers,
+            "per_million": {
+                "value": told.stragglers / million, "low": low / million, "high": high / million,
+            },
+            "stated_per_million": Config().scorer()["false_alarms_per_million"],
+            "other_findings": dict(told.others),
+        },
+        "power": rows,
+    }  # fmt: skip
+
+
+def _progress(text: str) -> None:
+    """Where it is, on a terminal only."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{clean(text, 200)}", end="", file=sys.stderr, flush=True)
+
+
+def _power_row(one: Case, jobs: int, together: int) -> dict[str, Any]:
+    """One fault in so many jobs."""
+    parts: list[Seen] = []
+    for seed, count in _batches(jobs, together):
+        scenario = replace(one.scenario, jobs=count, seed=one.scenario.seed + 1000 + seed)
+        parts.append(power(scenario, one.fault.begin, one.expected))
+    delays = np.concatenate([part.delays for part in parts])
+    named = np.isfinite(delays)
+    row: dict[str, Any] = {
+        "fault": one.fault.text,
+        "expected": one.expected,
         "jobs": jobs,
-        "named": len(found),
-        "windows_mean": round(float(found.mean()), 2) if len(found) else None,
-        "windows_99_percent": float(np.quantile(found, 0.99)) if len(found) else None,
-        "others_named": others,
-        "named_within": [int((delays <= window).sum()) for window in range(1, AFTER + 1)],
+        "subjects": delays.shape[1],
+        "named": int(named.sum()),
+        "share": _share(delays, np.inf),
+        "windows": _windows(delays),
+        "others_named": sum(part.others for part in parts),
+        "other_findings": dict(sum((part.kinds for part in parts), Counter[str]())),
     }
+    if one.expected == "straggler" and one.fault.text == f"slow={100 * one.fault.size:g}":
+        row["slowdown"] = one.fault.size
+    if one.fault.windows != FOREVER:
+        clear = np.concatenate([part.clear for part in parts])
+        # Of the named ones: what was never named cannot be cleared.
+        row["cleared"] = int((np.isfinite(clear) & named).sum())
+        row["cleared_windows"] = _windows(np.where(named, clear, np.inf))
+        row["flaps"] = sum(part.flaps for part in parts)
+    row["named_within"] = [_share(delays, window) for window in range(one.span + 1)]
+    return row
 
 
-def _text(answer: dict[str, object], base: Scenario) -> str:
-    windows, false = answer["healthy_rank_windows"], answer["false_stragglers"]
-    lines = [
-        f"{base.ranks} ranks, {base.jitter:.1%} jitter a step ({base.noise}), {base.steps} steps a "
-        f"window, {base.natural:.1%} natural spread",
-        f"healthy: {false} stragglers in {windows:,} rank-windows",
-        "",
-        f"{'slower by':>9} {'named':>9} {'mean':>6} {'99 %':>6}  windows until it is named",
+def _batches(jobs: int, together: int) -> Iterator[tuple[int, int]]:
+    """(number, jobs) of runs side by side."""
+    for place, begin in enumerate(range(0, jobs, together)):
+        yield place, min(together, jobs - begin)
+
+
+def _share(delays: np.ndarray, within: float) -> dict[str, float]:
+    """Share of the subjects that are named by then. The subjects of a job share its noise, so only
+    jobs count as independent draws."""
+    named = float((np.isfinite(delays) & (delays <= within)).mean())
+    low, high = intervals.share(named * len(delays), len(delays))
+    return {"value": named, "low": low, "high": high}
+
+
+def _windows(delays: np.ndarray) -> dict[str, float] | None:
+    """Figures of the finite ones, None where there is none."""
+    found = delays[np.isfinite(delays)]
+    if not len(found):
+        return None
+    jobs = np.array([job[np.isfinite(job)].mean() for job in delays if np.isfinite(job).any()])
+    low, high = intervals.mean(jobs) if len(jobs) > 1 else (float(jobs[0]), float(jobs[0]))
+    return {
+        "mean": float(found.mean()), "low": low, "high": high,
+        "percentile_99": float(np.quantile(found, 0.99)), "longest": float(found.max()),
+    }  # fmt: skip
+
+
+def _example(named: Named, one: Case, number: int) -> Recording:
+    """One job with the fault, as a recording."""
+    scenario = replace(one.scenario, jobs=1, first_job=number, tenths=False)
+    about = RecordedJob(
+        one.fault.text,
+        scenario.ranks,
+        classes=dict(enumerate(named.classes or [""], 1)),
+        stages={stage + 1: stage for stage in set(stage_of(scenario).tolist())},
+        ranks=set(range(scenario.ranks)),
+    )
+    steps = scenario.windows * scenario.steps
+    return Recording("simulated", {number: about}, list(simulate(scenario)), steps, scenario.steps)
+
+
+def _job(named: Named) -> dict[str, Any]:
+    """The job as it was simulated."""
+    one = named.scenario
+    names = named.classes or ("",)
+    places = class_of(one)
+    classes = [
+        {"name": name, "ranks": int((places == place).sum()), "speed": 1.0 / machine.factor}
+        for place, (name, machine) in enumerate(zip(names, one.machines, strict=True))
     ]
-    power_rows = answer["power"]
-    assert isinstance(power_rows, list)
-    for row in power_rows:
-        mean, most = row["windows_mean"], row["windows_99_percent"]
-        figures = f"{mean:6.1f} {most:6.0f}" if mean is not None else f"{'-':>6} {'-':>6}"
-        wrong = f"  ({row['others_named']} others named)" if row["others_named"] else ""
-        named = f"{row['named']}/{row['jobs']}"
-        lines.append(f"{row['slowdown']:9.1%} {named:>9} {figures}{wrong}")
-    lines += [
-        "",
-        f"a window is {base.steps} steps; every job was healthy for {HEALTHY} windows before",
-    ]
-    return "\n".join(lines)
-
-
-def _svg(rows: list[dict[str, object]], longest: int) -> str:
-    """Share of the slow ranks that are named within so many windows, one curve a slowdown."""
-    width, height, left, top = 640, 360, 60, 30
-    colors = ("#1b6ca8", "#d1495b", "#3a7d44", "#8d5a97", "#b07d12", "#444444")
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + 180} {height + 90}" '
-        'font-family="sans-serif" font-size="13">',
-        f'<text x="{left}" y="18">slow ranks named within so many windows</text>',
-    ]
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        y = top + height * (1 - share)
-        parts.append(f'<path d="M{left} {y:.1f}h{width}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{share:.0%}</text>')
-    for window in range(0, longest + 1, 8):
-        x = left + width * window / longest
-        parts.append(
-            f'<text x="{x:.1f}" y="{top + height + 18}" text-anchor="middle">{window}</text>'
-        )
-    for place, row in enumerate(rows):
-        color, within, jobs = colors[place % len(colors)], row["named_within"], row["jobs"]
-        assert isinstance(within, list)
-        assert isinstance(jobs, int)
-        points = [f"{left},{top + height}"]
-        for window, named in enumerate(within, 1):
-            x, y = left + width * window / longest, top + height * (1 - named / jobs)
-            points.append(f"{x:.1f},{y:.1f}")
-        parts.append(
-            f'<polyline points="{" ".join(points)}" fill="none" stroke="{color}" stroke-width="2"/>'
-        )
-        y = top + 20 + 20 * place
-        parts.append(
-            f'<text x="{left + width + 12}" y="{y}" fill="{color}">{row["slowdown"]:.1%}</text>'
-        )
-    return "\n".join([*parts, "</svg>", ""])
+    return {
+        "ranks": one.ranks, "classes": classes, "pattern": named.pattern,
+        "stages": list(one.stages), "load": one.load, "step_ms": one.step_ns / 1e6,
+        "steps_per_window": one.steps, "window_s": one.steps * one.step_ns / 1e9,
+        "jitter": one.jitter, "noise": one.noise, "natural": one.natural, "bursts": one.bursts,
+        "drift": one.drift, "evaluation": one.evaluation, "missing": one.missing,
+        "healthy_windows_before": HEALTHY, "seed": one.seed,
+    }  # fmt: skip
