@@ -14,6 +14,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +210,8 @@ def cluster(
             daemons.append(NodeDaemon(node, own, exchange + config))
         for one in daemons:
             ending.callback(one.stop)
-            one.start()
+        with ThreadPoolExecutor(count) as starting:
+            list(starting.map(NodeDaemon.start, daemons))
         yield net, server, daemons
 
 

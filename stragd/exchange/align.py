@@ -94,7 +94,7 @@ class Alignment:
         if known is not None and known.instance != instance:
             known = None
         span = self._span(rows, end)
-        offset = self._offset(span, known)
+        offset = self._offset(span, window, known)
         if span.steps is not None:
             span.steps = (span.steps[0] + offset, span.steps[1] + offset)
         number = self._number(span, window, known)
@@ -172,21 +172,28 @@ class Alignment:
         steps = (int(rows["first_step"].min()), int(rows["last_step"].max()))
         return Span(steps, end - length, end)
 
-    def _offset(self, span: Span, known: _Node | None) -> int:
-        """What makes the job's step numbers of a node's."""
+    def _offset(self, span: Span, window: int, known: _Node | None) -> int:
+        """What makes the job's step numbers of a node's.
+
+        A node keeps its count until it disagrees with another's for the same cell; a new one joins
+        the count by time.
+        """
         offset = known.offset if known is not None else 0
-        if span.steps is None or self._anchor is None:
-            return offset
-        reference = self._anchor[1]
-        if reference.steps is None or self._timeless:
+        if known is not None:
+            reference, slack = self._opener(known.cell + window - known.window), STICKY
+        else:
+            reference, slack = self._anchor[1] if self._anchor else None, SAME_COUNT
+        if span.steps is None or reference is None or reference.steps is None or self._timeless:
             return offset
         width = span.width(True)
-        pace = span.width(False) / width
-        expected = reference.steps[1] + (span.end - reference.end) / pace
-        apart = expected - (span.steps[1] + offset)
-        if abs(apart) <= width * (1.0 if known is not None else SAME_COUNT):
+        if known is not None:
+            expected = float(reference.steps[1])
+        else:
+            expected = reference.steps[1] + (span.end - reference.end) * width / span.width(False)
+        if abs(expected - (span.steps[1] + offset)) <= slack * width:
             return offset
-        return max(round(expected) - span.steps[1], -span.steps[0])
+        behind = (span.end - reference.end) * width / span.width(False)
+        return max(round(reference.steps[1] + behind) - span.steps[1], -span.steps[0])
 
     def _number(self, span: Span, window: int, known: _Node | None) -> int:
         if self._anchor is None:

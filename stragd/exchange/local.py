@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from stragd.exchange.interface import Event, Inbox
 
@@ -15,7 +16,8 @@ from stragd.exchange.interface import Event, Inbox
 class Hub:
     """What the members share: who follows which job, who holds which role, what was kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
         self.lock = threading.RLock()
         self.members: list[Local] = []
         self.holders: dict[int, Local] = {}
@@ -63,7 +65,7 @@ class Local:
             self._counters["dropped.nobody"] += 1
             return
         self._counters["sent"] += 1
-        holder.deliver(Event("windows", job, self.node, data, at=time.monotonic()))
+        holder.deliver(Event("windows", job, self.node, data, at=self._hub.clock()))
 
     def announce(self, job: int, epoch: int, data: bytes) -> None:
         with self._hub.lock:
@@ -72,7 +74,7 @@ class Local:
                 return
             members = [member for member in self._hub.members if job in member._jobs]
         for member in members:
-            member.deliver(Event("verdict", job, self.node, data, at=time.monotonic()))
+            member.deliver(Event("verdict", job, self.node, data, at=self._hub.clock()))
 
     def contend(self, job: int) -> None:
         with self._hub.lock:
@@ -81,7 +83,7 @@ class Local:
             self._hub.holders[job] = self
             epoch = self._hub.epochs[job] = self._hub.epochs.get(job, 0) + 1
             state = self._hub.states.get(job, b"")
-        self._inbox.put(Event("held", job, self.node, state, epoch, time.monotonic()))
+        self._inbox.put(Event("held", job, self.node, state, epoch, self._hub.clock()))
 
     def resign(self, job: int) -> None:
         with self._hub.lock:

@@ -48,7 +48,7 @@ class _Role:
         self.epoch, self.revision, self.renewed = epoch, revision, renewed
         self.windows: Any = None  # the subscription
         self.state: bytes | None = None  # to be kept
-        self.task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None  # renews it
 
 
 class Nats:
@@ -76,6 +76,7 @@ class Nats:
         self._asking: set[int] = set()
         self._scorers: dict[int, tuple[str, int]] = {}  # node and epoch that the lease confirms
         self._random = random.Random()
+        self._asked = 0.0  # when the main loop was here last: a role is not held for one that hangs
 
     # The main loop's side.
 
@@ -112,6 +113,7 @@ class Nats:
         self._do(self._keep(job, state))
 
     def receive(self) -> list[Event]:
+        self._asked = time.monotonic()
         return self._inbox.take()
 
     def counters(self) -> dict[str, int]:
@@ -156,6 +158,10 @@ class Nats:
                 await self._pause(self._random.uniform(0.5, 1.5) * self._settings.retry_seconds)
         finally:
             sender.cancel()
+            rest = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in rest:
+                task.cancel()
+            await asyncio.gather(*rest, return_exceptions=True)
 
     async def _connection(self) -> None:
         """One client from its first connection to its end; it reconnects by itself meanwhile."""
@@ -403,7 +409,9 @@ class Nats:
             await asyncio.sleep(lease / 6)
             with contextlib.suppress(*_ERRORS):
                 await asyncio.wait_for(self._store(states, job, role), lease)
-            if self._loop.time() - role.renewed < lease / 4:
+            if time.monotonic() - self._asked > lease:
+                self._lose(job)
+            if self._loop.time() - role.renewed < lease / 4 or self._roles.get(job) is not role:
                 continue
             begun = self._loop.time()
             try:
