@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from stragd import _rscore
+from stragd.cli.answers import jobs_lines
 from stragd.config import ConfigError
 from stragd.config_sources import load
 from stragd.exchange.align import Alignment
@@ -27,6 +28,7 @@ from stragd.findings import FindingStore
 from stragd.replay.simulate import Fault
 from tests.exchange_jobs import Cast, job
 from tests.pictures import finding
+from tests.pictures import job as picture
 
 SENDER = Sender("node1", "node1.example", 7)
 SLOW = Fault((5,), 0.2, 30)
@@ -292,6 +294,16 @@ def test_another_scorer_takes_a_finding_over_under_its_id() -> None:
     changes = store.apply(key, [(1 << 62, {**finding(rank=3), "id": "other"})], takeover=True)
     assert changes == []
     assert [f["id"] for f in store.open()] == [first["id"]]
+
+
+def test_jobs_says_where_a_job_is_scored_and_who_was_missing() -> None:
+    whole = {"scorer": "node0", "window": 9, "ranks": 6, "nodes": 3, "absent": [6, 7]}
+    lines = jobs_lines([picture(whole={**whole, "counts": True}), picture("other", "2" * 16)])
+    assert lines[-1] == (
+        "llama: scored as a whole on node0, 6 ranks of 3 nodes in window 9; absent: 6, 7"
+    )
+    (line,) = jobs_lines([picture(whole={**whole, "absent": [], "counts": False})])[-1:]
+    assert line.endswith("in window 9; no verdict any more: findings are this node's own")
 
 
 # Configuration.
