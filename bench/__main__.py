@@ -17,6 +17,7 @@ from bench import (
     causes_live,
     cost,
     drain,
+    exchange,
     patterns,
     power,
     ring,
@@ -34,6 +35,7 @@ BENCHES = {
     "causes_live": causes_live.main,
     "cost": cost.main,
     "drain": drain.main,
+    "exchange": exchange.main,
     "patterns": patterns.main,
     "power": power.main,
     "ring": ring.main,
@@ -44,7 +46,7 @@ BENCHES = {
     "telemetry_gpu": telemetry_gpu.main,
     "telemetry_host": telemetry_host.main,
 }
-FOR_ANYBODY = {"causes", "power", "rivals", "score", "telemetry_gpu", "telemetry_host"}
+FOR_ANYBODY = {"causes", "exchange", "power", "rivals", "score", "telemetry_gpu", "telemetry_host"}
 """Benches that attach no probes."""
 
 

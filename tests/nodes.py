@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -19,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from stragd.cli.client import ControlClient
-from tests.harness import Daemon, Job, wait_for
+from tests.harness import Daemon, Job
+from tests.nats_server import Server
 from tests.trainer.launch import TRAINERS, torchrun
 
 HUB = "10.77.0.1"
@@ -63,39 +63,6 @@ class NodeDaemon(Daemon):
         verb, *options = arguments
         with ControlClient(str(self.socket)) as client:
             return client.request(verb, **({"cleared": True} if "--cleared" in options else {}))
-
-
-class Nats:
-    """A real nats-server on the hub."""
-
-    def __init__(self, namespace: str, directory: Path, config: str = "") -> None:
-        self.directory, self._namespace = directory, namespace
-        self._config = directory / "nats.conf"
-        self._config.write_text(
-            f'listen: "{HUB}:{NATS_PORT}"\n'
-            f'jetstream {{ store_dir: "{directory}/jetstream" }}\n{config}'
-        )
-        self.log = directory / "nats.log"
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Start it and wait until it takes connections."""
-        server = shutil.which("nats-server", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-        assert server is not None, "no nats-server: scripts/setup tests installs it"
-        begin = self.log.stat().st_size if self.log.exists() else 0
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                ["ip", "netns", "exec", self._namespace, server, "-c", str(self._config)],
-                stdout=log,
-                stderr=log,
-            )
-        wait_for("nats-server", lambda: b"Server is ready" in self.log.read_bytes()[begin:])
-
-    def stop(self, how: int = signal.SIGTERM) -> None:
-        if self.process is not None:
-            self.process.send_signal(how)
-            self.process.wait(60)
-            self.process = None
 
 
 class Net:
@@ -195,7 +162,7 @@ def spanning_job(
 @contextlib.contextmanager
 def cluster(
     count: int, config: str = "", nats_config: str = "", lease_seconds: float = 2.0
-) -> Iterator[tuple[Net, Nats, list[NodeDaemon]]]:
+) -> Iterator[tuple[Net, Server, list[NodeDaemon]]]:
     """So many nodes with a daemon each, and a nats-server."""
     with (
         tempfile.TemporaryDirectory(prefix="stragd-cluster-") as text,
@@ -203,7 +170,8 @@ def cluster(
         contextlib.ExitStack() as ending,
     ):
         directory = Path(text)
-        server = Nats(net.hub, directory, nats_config)
+        wrapper = ("ip", "netns", "exec", net.hub)
+        server = Server(directory, nats_config, f"{HUB}:{NATS_PORT}", wrapper)
         ending.callback(server.stop)
         server.start()
         daemons = []

@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,48 +24,12 @@ from stragd.exchange.nats import Nats
 from stragd.exchange.verdict import Verdict, encode
 from stragd.spanning import make_cluster
 from tests.exchange_jobs import Member, job
-from tests.harness import free_port, wait_for
-from tests.needs import lacking
+from tests.harness import wait_for
+from tests.nats_server import Server
 
 CONFIG = Config()
 JOB = 0xABC
 LEASE = 2.0
-
-
-class Server:
-    """A nats-server on loopback."""
-
-    def __init__(self, directory: Path, config: str = "") -> None:
-        found = shutil.which("nats-server", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-        if found is None:
-            lacking("no nats-server: scripts/setup tests installs it")
-        self.port, self._log = free_port(), directory / "nats.log"
-        self._config = directory / "nats.conf"
-        listen = f'listen: "127.0.0.1:{self.port}"\n'
-        self._config.write_text(f'{listen}jetstream {{ store_dir: "{directory}/js" }}\n{config}')
-        self._command = [found, "-c", str(self._config)]
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        begin = self._log.stat().st_size if self._log.exists() else 0
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
-        wait_for("nats-server", lambda: b"Server is ready" in self._log.read_bytes()[begin:])
-
-    def stop(self, how: int = signal.SIGTERM) -> None:
-        if self.process is not None:
-            self.process.send_signal(how)
-            self.process.wait(60)
-            self.process = None
-
-    def settings(self, **more: object) -> Settings:
-        own = Settings(
-            kind="nats",
-            servers=f"nats://127.0.0.1:{self.port}",
-            lease_seconds=LEASE,
-            retry_seconds=0.2,
-        )
-        return dataclasses.replace(own, **more)
 
 
 @pytest.fixture
@@ -245,8 +207,7 @@ def test_wrong_credentials_and_no_server_are_said(tmp_path: Path) -> None:
 
 
 def test_without_jetstream_it_is_said_what_is_missing(tmp_path: Path) -> None:
-    one = Server(tmp_path)
-    one._config.write_text(f'listen: "127.0.0.1:{one.port}"\n')
+    one = Server(tmp_path, jetstream=False)
     one.start()
     try:
         client = Nats(one.settings(), "a")
@@ -262,7 +223,7 @@ def test_a_stranger_on_the_subjects_ends_nobody(server: Server) -> None:
     key = int(windows[0]["job"][0])
 
     async def shout() -> None:
-        client = await nats.connect(f"nats://127.0.0.1:{server.port}")
+        client = await nats.connect(f"nats://{server.address}")
         for data in (b"", b"x" * 100, os.urandom(900_000)):
             for word in ("windows", "verdicts"):
                 await client.publish(f"stragd.default.{word}.{key:016x}.evil", data)

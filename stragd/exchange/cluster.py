@@ -285,11 +285,13 @@ class Cluster:
             self._counters[f"refused.{error.cause}"] += 1
 
     def _keep(self, job: int, held: _Held) -> None:
+        if held.too_large:
+            return
         state = held.score.save()
         held.keep_every = len(state) / STATE_BYTES_PER_SECOND
         if len(state) <= MAX_STATE:
             self._exchange.keep(job, state)
-        elif not held.too_large:
+        else:
             held.too_large = True
             self._complain(
                 f"exchange: the scores of job {job:016x} are {len(state) >> 20} MiB, too many to "
