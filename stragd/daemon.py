@@ -434,7 +434,7 @@ def main(argv: list[str] | None = None) -> int:
             arguments.config,
         )
     except ValueError as error:
-        print(f"stragd: the native core refuses the configuration: {error}", file=sys.stderr)
+        print(f"stragd: the configuration cannot be used: {error}", file=sys.stderr)
         return 1
     signal.signal(signal.SIGTERM, lambda *_: daemon.stop())
     signal.signal(signal.SIGINT, lambda *_: daemon.stop())

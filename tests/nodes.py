@@ -96,10 +96,6 @@ class Net:
         for name in ("eth0", "lo"):
             ip("-n", node.namespace, "link", "set", name, "up")
 
-    def partition(self, node: Node, on: bool) -> None:
-        """Cut a node off from all others, or let it back."""
-        ip("-n", self.hub, "link", "set", node.link, "down" if on else "up")
-
     def __exit__(self, *_: object) -> None:
         for name in [self.hub, *(node.namespace for node in self.nodes)]:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)

@@ -18,8 +18,6 @@ class Claims:
 
     def __init__(self) -> None:
         self._holders: dict[int, tuple[str, int]] = {}  # rank -> (node, last cell that had it)
-        self.conflicts = 0
-        """Rows refused because another node hosts the rank."""
 
     def take(self, node: str, ranks: NDArray[np.uint32], cell: int) -> NDArray[np.bool_]:
         """Which of the ranks this node may speak for in window ``cell``."""
@@ -28,7 +26,6 @@ class Claims:
             holder = self._holders.get(rank)
             if holder is not None and holder[0] != node and cell - holder[1] <= SILENT_WINDOWS:
                 allowed[place] = False
-                self.conflicts += 1
                 continue
             last = cell if holder is None or holder[0] != node else max(cell, holder[1])
             self._holders[rank] = (node, last)

@@ -167,10 +167,6 @@ class JobScore:
     def _class(self, number: int) -> str:
         return self._classes.get(number, f"{number:08x}")
 
-    def conflicts(self) -> int:
-        """Rows refused because another node hosts the rank."""
-        return self._claims.conflicts
-
     def save(self) -> bytes:
         """All that the next scorer needs to go on: a JSON header and the scores."""
         header = json.dumps(

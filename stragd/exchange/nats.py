@@ -30,7 +30,8 @@ from nats.js.object_store import ObjectStore
 
 from stragd.config import Exchange as Settings
 from stragd.exchange.interface import Event, Inbox
-from stragd.exchange.message import MAX_BYTES, is_node
+from stragd.exchange.message import MAX_BYTES, MessageError, is_node
+from stragd.exchange.verdict import decode
 
 MAX_OUTBOX = 1024
 MAX_STATE = 64 << 20
@@ -347,9 +348,6 @@ class Nats:
 
     async def _holds(self, job: int, node: str, data: bytes) -> bool:
         """Whether a verdict is of the node that the lease names; asked once for each scorer."""
-        from stragd.exchange.message import MessageError
-        from stragd.exchange.verdict import decode
-
         try:
             who = (node, decode(data).epoch)
         except MessageError:
