@@ -137,15 +137,15 @@ def run(them: list[Member], seconds: float = 0.0) -> None:
 
 
 def give(them: list[Member], window: np.ndarray) -> None:
-    """A window of all, and the time until each has a verdict about a later one than before."""
-    before = max((v.window for member in them for v in member.verdicts), default=-1)
+    """A window of all, and the time until each has the verdict about it."""
+    number = int(window["window"][0])
     for member in them:
         member.boot_ns = 0
         member.offer(window, time.monotonic())
 
     def all_have_it() -> bool:
         run(them)
-        return all(member.verdicts and member.verdicts[-1].window > before for member in them)
+        return all(member.verdicts and member.verdicts[-1].window >= number for member in them)
 
     wait_for("the verdict on every node", all_have_it)
 
