@@ -17,6 +17,7 @@ from bench import (
     causes_live,
     cost,
     drain,
+    exchange,
     faults,
     patterns,
     power,
@@ -36,6 +37,7 @@ BENCHES = {
     "causes_live": causes_live.main,
     "cost": cost.main,
     "drain": drain.main,
+    "exchange": exchange.main,
     "faults": faults.main,
     "patterns": patterns.main,
     "power": power.main,
@@ -48,7 +50,9 @@ BENCHES = {
     "telemetry_host": telemetry_host.main,
     "why": why.main,
 }
-FOR_ANYBODY = {"causes", "faults", "power", "rivals", "score", "telemetry_gpu", "telemetry_host"}
+FOR_ANYBODY = {
+    "causes", "exchange", "faults", "power", "rivals", "score", "telemetry_gpu", "telemetry_host"
+}  # fmt: skip
 """Benches that attach no probes."""
 
 

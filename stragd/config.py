@@ -33,6 +33,8 @@ def _key(
     power_of_two: bool = False,
     address: bool = False,
     path: bool = False,
+    optional: bool = False,
+    name: bool = False,
     live: bool = False,
 ) -> Any:
     """One key; ``live`` ones are applied on reload, the others wait for a restart."""
@@ -44,6 +46,8 @@ def _key(
         "power_of_two": power_of_two,
         "address": address,
         "path": path,
+        "optional": optional,
+        "name": name,
         "live": live,
     }
     return field(default=default, metadata=metadata)
@@ -127,6 +131,11 @@ class Discovery:
         "Environment variables that this site sets to one value per job; they come before the "
         "launchers' own. In the environment: names with commas between them.",
     )
+    own_network_only: bool = _key(
+        False,
+        "Watch only processes of the daemon's own network namespace: for several daemons on one "
+        "machine.",
+    )
     ended_job_seconds: float = _key(
         30.0,
         "Seconds after its last process that a job is kept, so that a restart continues it.",
@@ -186,6 +195,50 @@ class Findings:
 
     cleared_kept: int = _key(
         100, "Cleared findings kept for `stragctl findings`.", low=0, high=10000, live=True
+    )
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Jobs that span nodes; docs/cluster.md."""
+
+    kind: str = _key(
+        "local",
+        "`local` scores what this node sees, `nats` exchanges windows over NATS.",
+        choices=("local", "nats"),
+    )
+    cluster: str = _key(
+        "default", "Name of the cluster; nodes of another one are not seen.", name=True
+    )
+    node: str = _key("", "Name of this node; empty: its host name.", name=True, optional=True)
+    servers: str = _key(
+        "", "NATS servers, `nats://host:4222` or `tls://host:4222`, with commas between them."
+    )
+    tls_ca: str = _key(
+        "", "Certificates that the servers are checked with.", path=True, optional=True
+    )
+    tls_certificate: str = _key("", "This node's own certificate.", path=True, optional=True)
+    tls_key: str = _key("", "Its key.", path=True, optional=True)
+    credentials_file: str = _key("", "A NATS `.creds` file.", path=True, optional=True)
+    user: str = _key("", "A NATS user, where there is no `.creds` file.")
+    password_file: str = _key("", "File with the user's password.", path=True, optional=True)
+    domain: str = _key("", "JetStream domain, where leaf nodes have one.", name=True, optional=True)
+    replicas: int = _key(1, "Servers that keep leases and scores: 3 in a cluster.", low=1, high=5)
+    deadline_seconds: float = _key(
+        2.0,
+        "Longest that a window waits for nodes that are late, beside how far apart they usually "
+        "report.",
+        low=0.1,
+        high=600,
+    )
+    lease_seconds: float = _key(
+        5.0,
+        "A scorer that is silent so long is replaced. The same on all nodes.",
+        low=1,
+        high=600,
+    )
+    retry_seconds: float = _key(
+        2.0, "About the time between two attempts to connect.", low=0.1, high=600
     )
 
 
@@ -268,6 +321,7 @@ class Config:
     windows: Windows = field(default_factory=Windows)
     scoring: Scoring = field(default_factory=Scoring)
     findings: Findings = field(default_factory=Findings)
+    exchange: Exchange = field(default_factory=Exchange)
     telemetry: Telemetry = field(default_factory=Telemetry)
     prometheus: Prometheus = field(default_factory=Prometheus)
     control: Control = field(default_factory=Control)
@@ -359,7 +413,9 @@ def allowed(key: str) -> str:
     if meta["address"]:
         return 'a string "host:port"'
     if meta["path"]:
-        return "an absolute path"
+        return "an absolute path" + (', or ""' if meta["optional"] else "")
+    if meta["name"]:
+        return "letters, digits, - and _" + (', or ""' if meta["optional"] else "")
     if isinstance(f.default, tuple):
         return "an array of names (letters, digits, _)"
     if isinstance(f.default, bool):

@@ -36,6 +36,7 @@ MAX_FILE_BYTES = 1 << 20
 MAX_DROP_INS = 256
 MAX_NAMES = 64
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def _check(key: str, value: object) -> tuple[object, str]:
@@ -75,6 +76,10 @@ def _check_string(value: str, meta: Mapping[str, Any]) -> str:
     if "\0" in value:
         return "has a zero byte"
     if meta["choices"] and value not in meta["choices"]:
+        return f'is "{_bounded(value)}"'
+    if not value and meta["optional"]:
+        return ""
+    if meta["name"] and not _TOKEN.fullmatch(value):
         return f'is "{_bounded(value)}"'
     if meta["path"] and not value.startswith("/"):
         return f'is "{_bounded(value)}", not absolute'

@@ -205,7 +205,7 @@ class Daemon:
             "host": self._host,
             "time": iso_time(time.time_ns()),
             "pid": os.getpid(),
-            "jobs": table.job_rows(findings),
+            "jobs": self._watch.spanning.complete(table.job_rows(findings), time.monotonic()),
             "ranks": table.rank_rows(findings, time.monotonic_ns),
             "findings": findings,
             "cleared": store.cleared(),
@@ -233,6 +233,7 @@ class Daemon:
                     *engine_limits(counters),
                     *library_limits(libraries),
                     *reader_limits(readers),
+                    *self._watch.spanning.limits(),
                 ],
             ),
         }
@@ -433,7 +434,7 @@ def main(argv: list[str] | None = None) -> int:
             arguments.config,
         )
     except ValueError as error:
-        print(f"stragd: the native core refuses the configuration: {error}", file=sys.stderr)
+        print(f"stragd: the configuration cannot be used: {error}", file=sys.stderr)
         return 1
     signal.signal(signal.SIGTERM, lambda *_: daemon.stop())
     signal.signal(signal.SIGINT, lambda *_: daemon.stop())

@@ -36,12 +36,18 @@ class FindingStore:
         """Change how many cleared findings are kept."""
         self._cleared = deque(self._cleared, maxlen=cleared_kept)
 
-    def apply(self, job: int, scored: Iterable[tuple[int, Finding]]) -> list[Transition]:
+    def apply(
+        self, job: int, scored: Iterable[tuple[int, Finding]], takeover: bool = False
+    ) -> list[Transition]:
         """Take what the scorer says about one job now: all that is open, and what it cleared.
 
-        An open finding that the scorer no longer mentions is cleared.
+        An open finding that the scorer no longer mentions is cleared. ``takeover``: another scorer
+        may have spoken before; what it said about the same subject goes on under its own id.
         """
         transitions: list[Transition] = []
+        scored = list(scored)
+        if takeover:
+            self._take_over(job, scored)
         mentioned = set()
         for scorer_id, new in scored:
             key = (job, scorer_id)
@@ -64,6 +70,15 @@ class FindingStore:
         for key in [k for k in self._open if k[0] == job and k not in mentioned]:
             transitions.append(self._clear(key, "no longer scored", self._open[key]))
         return transitions
+
+    def _take_over(self, job: int, scored: list[tuple[int, Finding]]) -> None:
+        mentioned = {(job, scorer_id) for scorer_id, _ in scored}
+        before = {_about(f): key for key, f in self._open.items()
+                  if key[0] == job and key not in mentioned}  # fmt: skip
+        for scorer_id, new in scored:
+            old = before.pop(_about(new), None)
+            if old is not None and (job, scorer_id) not in self._open:
+                self._open[job, scorer_id] = self._open.pop(old)
 
     def replace(self, key: tuple[int, int], finding: Finding) -> Finding | None:
         """Take a finding's new cause, in the same state; None where it is not open."""
@@ -98,3 +113,10 @@ class FindingStore:
     def cleared(self) -> list[Finding]:
         """The last cleared findings, newest last."""
         return list(self._cleared)
+
+
+def _about(finding: Finding) -> tuple[object, ...]:
+    """Kind and subject: there is one open finding about them at a time."""
+    subject = finding["subject"]
+    who = (subject.get("rank"), subject.get("class"), subject.get("signature"))
+    return (finding["kind"], *(who[:1] if "rank" in subject else who))

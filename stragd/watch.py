@@ -18,6 +18,7 @@ from stragd.jobs import TENTH, Identity, Job, JobTable, ProcessKey, clean, split
 from stragd.outputs.journal import NOTICE, WARNING, Journal
 from stragd.outputs.snapshot import Library, Reader, Ring
 from stragd.outputs.windowlog import WindowLog
+from stragd.spanning import Spanning, make_cluster
 
 if TYPE_CHECKING:
     import numpy as np
@@ -104,6 +105,8 @@ class Watch:
             Path(kept.baselines_file), scorer, self._complain, kept.baselines_seconds
         )
         self._identifier = identifier
+        cluster = make_cluster(config, self._complain)
+        self.spanning = Spanning(cluster, self.table, self.store, self.causes)
         self._statuses: dict[ProcessKey, RankStatus] = {}
         self._looked_again = 0.0
         self._waiting: dict[ProcessKey, None] = {}  # to identify, oldest request first
@@ -115,6 +118,7 @@ class Watch:
         """Load and attach; when the kernel refuses, `engine_error` says why."""
         self._baselines.load(time.monotonic())
         self.causes.start()
+        self.spanning.start()
         engine: Engine | None = None
         try:
             engine = self._make_engine(self._config.engine())
@@ -136,6 +140,7 @@ class Watch:
                 self.engine.close()
                 self._baselines.save(time.monotonic())
         finally:
+            self.spanning.close()
             self.causes.close()
 
     def set_probes(self, on: bool) -> None:
@@ -174,6 +179,7 @@ class Watch:
         self.causes.turn(now)
         for array in windows:
             self._score(array, now)
+        self._tell(self.spanning.turn(now))
 
     def tick(self, now: float, ended_job_seconds: float) -> None:
         """Once a second: identify processes, drop jobs that have ended."""
@@ -184,11 +190,13 @@ class Watch:
             self._identify(self.engine, now)
             self._report_notes()
         self._baselines.tick(now)
+        self.spanning.tick(now)
         for finding in self.causes.tick(self.table, self.store, now):
             self._journal.cause(finding)
         for job in self.table.expired(now, ended_job_seconds):
             self._baselines.forget(job.key)
             self.causes.forget(job.key)
+            self.spanning.forget(job.key)
             self._tell(self.store.close_job(job.key, "job ended"))
             self._journal.write(
                 "job-ended", f"job {job.name} has ended", job=job.name, job_key=job_key(job.key)
@@ -199,8 +207,9 @@ class Watch:
         return self._identifier.notes()
 
     def counters(self) -> dict[str, float]:
-        """The engine's counters."""
-        return self.engine.counters() if self.engine is not None else {}
+        """The engine's counters, and the exchange's."""
+        own = self.engine.counters() if self.engine is not None else {}
+        return {**own, **self.spanning.counters()}
 
     def libraries(self) -> list[Library]:
         """Every library file that carries collectives."""
@@ -282,18 +291,23 @@ class Watch:
                 self.table.take_window(job, rows)
                 self.windows.add(key, rows)
                 self.causes.window(self.table, now)
+                self.spanning.offer(job, rows, now)
             try:
                 update = self._scorer.update(rows)
             except Exception as error:  # one job's window must not end the watch of the others
                 self._fault(f"job {job.name}: a window cannot be scored", error)
                 continue
+            if self.spanning.speaks(key, now):
+                continue  # this node's own scorer only stays in practice
             if not tenth:
                 self.table.take_abstentions(job, update["abstentions"])
             self._apply(job, update)
 
     def _apply(self, job: Job, update: Update) -> None:
         scored = [(raw["id"], self.table.finding(job, raw)) for raw in update["findings"]]
-        self._tell(self.store.apply(job.key, self.causes.explain(job, scored)))
+        explained = self.causes.explain(job, scored)
+        takeover = self.spanning.cluster is not None
+        self._tell(self.store.apply(job.key, explained, takeover))
 
     def _tell(self, transitions: list[Transition]) -> None:
         for transition in transitions:

@@ -61,12 +61,14 @@ class Daemon:
         )
         self.process: subprocess.Popen[bytes] | None = None
 
+    def command(self) -> list[str | Path]:
+        """The command line that starts it."""
+        return [SCRIPTS / "stragd", "--config", self.config]
+
     def start(self) -> None:
         """Start it and wait until it answers."""
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [SCRIPTS / "stragd", "--config", self.config], stdout=log, stderr=log
-            )
+            self.process = subprocess.Popen(self.command(), stdout=log, stderr=log)
         process = self.process
 
         def answers() -> bool:

@@ -30,6 +30,20 @@ from tests.processes import (
     wait_for,
 )
 
+
+def test_only_the_own_network_namespace_where_that_is_wanted(
+    processes: Processes, root: None
+) -> None:
+    pid = processes.start(torchrun(0, 2))
+    inside, anywhere = Identifier({"own_network_only": True}), Identifier()
+    assert ask(inside, pid) is not None
+    own = os.readlink("/proc/self/ns/net")
+    other = processes.start(torchrun(1, 2), ["unshare", "--net", *SLEEP])
+    wait_for("its namespace", lambda: os.readlink(f"/proc/{other}/ns/net") != own)
+    wait_for("its identity", lambda: ask(anywhere, other))
+    assert ask(inside, other) is None
+
+
 # Helper processes
 
 FORK = """

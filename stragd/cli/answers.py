@@ -84,7 +84,28 @@ def jobs_lines(jobs: Sequence[Job]) -> list[str]:
             str(job["world_size"]), str(job["local_ranks"]), ms(job["step_ms"]),
             clean(job["state"], 20), worst, price,
         ))  # fmt: skip
-    return table(header, rows, right=(3, 4, 5))
+    return [*table(header, rows, right=(3, 4, 5)), *_whole_lines(jobs)]
+
+
+def _whole_lines(jobs: Sequence[Job]) -> list[str]:
+    """Where a job that spans nodes is scored, and who was missing there."""
+    lines = []
+    for job in jobs:
+        if "whole" not in job:
+            continue
+        whole = job["whole"]
+        text = (
+            f"{clean(job['name'], 60)}: scored as a whole on {clean(whole['scorer'], 64)}, "
+            f"{whole['ranks']} ranks of {_count_of(whole['nodes'], 'node')} "
+            f"in window {whole['window']}"
+        )
+        if whole["absent"]:
+            shown = ", ".join(str(rank) for rank in whole["absent"][:8])
+            text += f"; absent: {shown}" + (", ..." if len(whole["absent"]) > 8 else "")
+        if not whole["counts"]:
+            text += "; no verdict any more: findings are this node's own"
+        lines.append(text)
+    return lines
 
 
 def ranks_lines(job: Job, ranks: Sequence[Rank]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import zlib
@@ -61,8 +62,9 @@ class Identifier:
     """Identifies processes that have mapped a collective library.
 
     ``config``: ``max_processes`` (4096), ``job_id_variables`` (names of environment variables that
-    this site sets to one value per job). Raises ValueError for a bad value. Call ``identify`` again
-    while it says None, and now and then later: communicators and GPUs come late.
+    this site sets to one value per job), ``own_network_only`` (False). Raises
+    ValueError for a bad value. Call ``identify`` again while it says None, and now and then later:
+    communicators and GPUs come late.
     """
 
     def __init__(
@@ -76,6 +78,10 @@ class Identifier:
         for name in self._own_ids:
             if not _VARIABLE.match(name):
                 raise ValueError(f"discovery: job_id_variables: {name!r} is no variable's name")
+        self._network = ""
+        """The one network namespace that is watched, "" for all."""
+        if config.get("own_network_only"):
+            self._network = process.network_namespace(proc, os.getpid())
         self._wanted = launchers.WANTED | jobkey.WANTED | set(EXTRA) | set(self._own_ids)
         self._proc = proc
         self._reader = process.MemoryReader()
@@ -97,6 +103,8 @@ class Identifier:
         who = self._look_at(pid, start_time)
         if who is None:
             self.forget(pid, start_time)
+            return None
+        if self._network and who.network != self._network:
             return None
         if not facts and self._is_helper(who):
             return None

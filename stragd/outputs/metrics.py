@@ -127,6 +127,26 @@ SPECS: tuple[Spec, ...] = (
         "is in stragd_events_lost_total, cause `ring`.",
     ),
     Spec("stragd_windows_total", "counter", (), "Windows closed."),
+    Spec(
+        "stragd_exchange_total",
+        "counter",
+        ("what",),
+        "Messages between nodes, by what became of them: sent, received, scored (windows of whole "
+        "jobs), kept (handed over); nothing without an exchange.",
+    ),
+    Spec(
+        "stragd_exchange_dropped_total",
+        "counter",
+        ("cause",),
+        "Messages that did not go through, by cause.",
+    ),
+    Spec(
+        "stragd_exchange_refused_total",
+        "counter",
+        ("cause",),
+        "Messages or rows of other nodes that were refused or came too late, by cause.",
+    ),
+    Spec("stragd_job_reported_ranks", "gauge", _JOB, "Ranks of a whole job in its last verdict."),
     Spec("stragd_processes", "gauge", (), "Processes with a collective library."),
     Spec(
         "stragd_processes_unidentified",
@@ -291,10 +311,14 @@ class Collector:
             ("lost.", "stragd_events_lost_total"),
             ("attach_failures.", "stragd_probe_attach_failures_total"),
             ("ring_dropped.", "stragd_ring_dropped_total"),
+            ("exchange.dropped.", "stragd_exchange_dropped_total"),
+            ("exchange.refused.", "stragd_exchange_refused_total"),
         ):
             for key, value in sorted(counters.items()):
                 if key.startswith(prefix):
                     page.add(name, value, key[len(prefix) :])
+        for what in ("sent", "received", "scored", "kept"):
+            page.add("stragd_exchange_total", counters.get(f"exchange.{what}"), what)
         for key, name in (
             ("bpf_run_seconds", "stragd_bpf_run_seconds_total"),
             ("bpf_run_count", "stragd_bpf_runs_total"),
@@ -403,6 +427,8 @@ def _job(page: _Page, job: Job) -> None:
     page.add("stragd_job_local_ranks", job["local_ranks"], name)
     page.add("stragd_job_step_seconds", _seconds(job["step_ms"]), name)
     page.add("stragd_job_windows_total", job["windows"], name)
+    if "whole" in job:
+        page.add("stragd_job_reported_ranks", job["whole"]["ranks"], name)
 
 
 def _rank(page: _Page, job: str, rank: Rank) -> None:

@@ -24,7 +24,22 @@ Flag = Literal[
 ]
 
 
-class Job(TypedDict):
+class Whole(TypedDict):
+    """A job that spans nodes, as its scorer sees it."""
+
+    scorer: str  # node
+    window: int
+    ranks: int  # that reported in that window
+    nodes: int
+    absent: list[int]  # ranks that did not, the first ones
+    counts: bool  # False: verdicts have stopped, findings are this node's own
+
+
+class _OptionalJob(TypedDict, total=False):
+    whole: Whole
+
+
+class Job(_OptionalJob):
     """One training job that has ranks on this node."""
 
     key: str

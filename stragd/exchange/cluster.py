@@ -1,0 +1,322 @@
+"""This node's part in the jobs that span nodes: its windows out, verdicts in, the scorer role.
+
+The main loop's thread only. While verdicts about a job come, they are the node's findings of it;
+when they stop, the node's own scorer speaks again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from stragd.exchange.interface import Event, Exchange
+from stragd.exchange.jobscore import JobScore
+from stragd.exchange.message import MessageError, Sender, decode_windows, encode_windows
+from stragd.exchange.verdict import Verdict, decode, encode
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+KEPT_WINDOWS = 5
+"""Last windows of a job that are sent again to a new scorer, or when the server is back."""
+MAX_STATE = 64 << 20
+STATE_BYTES_PER_SECOND = 2 << 20
+"""The state of a large job is kept less often."""
+WARNING_SECONDS = 60.0
+
+
+@dataclass
+class _Sent:
+    rows: NDArray[np.void]
+    ended: float  # monotonic s
+
+
+@dataclass
+class _Followed:
+    """A job with ranks here and elsewhere."""
+
+    lowest: int  # rank on this node
+    contend_at: float
+    name: str = ""
+    launcher: str = ""
+    classes: Mapping[int, str] = field(default_factory=dict)
+    causes: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    sent: deque[_Sent] = field(default_factory=lambda: deque(maxlen=KEPT_WINDOWS))
+    heard: float = float("-inf")  # of its scorer
+    scorer: tuple[str, int] = ("", 0)  # node, epoch
+    verdict: Verdict | None = None
+
+
+@dataclass
+class _Held:
+    score: JobScore
+    told: float = float("-inf")
+    kept: float = float("-inf")
+    keep_every: float = 0.0
+    too_large: bool = False
+
+
+class Cluster:
+    """Every job of this node that other nodes take part in."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        sender: Sender,
+        scorer: Mapping[str, Any],
+        deadline_seconds: float,
+        lease_seconds: float,
+        complain: Callable[[str], None],
+        seed: int | None = None,
+    ) -> None:
+        self._exchange, self._sender, self._scorer = exchange, sender, scorer
+        self._deadline, self._lease = deadline_seconds, lease_seconds
+        self._complain = complain
+        self._random = random.Random(seed)
+        self._followed: dict[int, _Followed] = {}
+        self._held: dict[int, _Held] = {}
+        self._counters: Counter[str] = Counter()
+        self._warned: dict[str, float] = {}
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._exchange.start()
+
+    def close(self) -> None:
+        """Hand every role over and end."""
+        for job, held in self._held.items():
+            self._keep(job, held)
+        self._exchange.close()
+
+    def offer(
+        self,
+        rows: NDArray[np.void],
+        name: str,
+        launcher: str,
+        classes: Mapping[int, str],
+        causes: Mapping[int, Mapping[str, Any]],
+        now: float,
+        now_ns: int,
+    ) -> None:
+        """A window of this node's ranks of one job; ``now_ns`` is CLOCK_MONOTONIC like its end."""
+        job, lowest = int(rows["job"][0]), int(rows["rank"].min())
+        followed = self._followed.get(job)
+        if followed is None:
+            wait = 0.0 if lowest == 0 else self._patience() + self._jitter()
+            followed = self._followed[job] = _Followed(lowest, now + wait)
+            self._exchange.join(job)
+        followed.lowest, followed.name, followed.launcher = lowest, name, launcher
+        followed.classes, followed.causes = dict(classes), dict(causes)
+        age = max(now_ns - int(rows["end_ns"].max()), 0) / 1e9
+        followed.sent.append(_Sent(rows.copy(), now - age))
+        self._publish(job, followed, followed.sent[-1], now)
+
+    def forget(self, job: int) -> None:
+        """The job has no rank here any more."""
+        if self._followed.pop(job, None) is None:
+            return
+        held = self._held.pop(job, None)
+        if held is not None:
+            self._keep(job, held)
+        self._exchange.leave(job)
+
+    def turn(self, now: float) -> list[Verdict]:
+        """Take what came, score what is due; new verdicts about this node's jobs."""
+        news: list[Verdict] = []
+        for event in self._exchange.receive():
+            if event.kind == "windows":
+                self._windows(event)
+            elif event.kind == "verdict":
+                self._verdict(event, now, news)
+            else:
+                self._role(event, now)
+        for job, held in self._held.items():
+            verdicts = held.score.due(now)
+            for verdict in verdicts:
+                self._tell(job, verdict)
+                held.told = now
+            if verdicts and now - held.kept >= held.keep_every:
+                held.kept = now
+                self._keep(job, held)
+        return news
+
+    def tick(self, now: float) -> None:
+        """Once a second: be heard where this node holds the role, ask for it where nobody does."""
+        for job, held in self._held.items():
+            if now - held.told >= self._lease / 3:
+                held.told = now
+                self._tell(job, held.score.last or _nothing_yet(job, self._sender.node, held.score))
+        for job, followed in self._followed.items():
+            silent = now - followed.heard > self._patience()
+            if job in self._held or not silent or now < followed.contend_at:
+                continue
+            self._exchange.contend(job)
+            first = followed.lowest == 0
+            followed.contend_at = now + self._lease / 2 + (0.0 if first else self._jitter())
+
+    def speaks(self, job: int, now: float) -> bool:
+        """Whether verdicts about a job come: then they count, not this node's own."""
+        followed = self._followed.get(job)
+        if followed is None or followed.verdict is None:
+            return False
+        return now - followed.heard <= 3 * self._patience()
+
+    def verdict(self, job: int) -> Verdict | None:
+        """The last verdict about a job."""
+        followed = self._followed.get(job)
+        return followed.verdict if followed is not None else None
+
+    def problem(self) -> str:
+        """Why there are no verdicts of the cluster, "" while all works."""
+        return self._exchange.problem()
+
+    def counters(self) -> dict[str, int]:
+        """What went through and what did not, by cause, since the start."""
+        total = Counter(self._exchange.counters()) + self._counters
+        for held in self._held.values():
+            total.update(_refusals(held.score))
+        return dict(total)
+
+    def held(self) -> list[int]:
+        """Jobs that are scored here."""
+        return list(self._held)
+
+    def _patience(self) -> float:
+        return 1.5 * self._lease
+
+    def _jitter(self) -> float:
+        return self._random.uniform(0.1, 0.6) * self._lease
+
+    def _publish(self, job: int, followed: _Followed, sent: _Sent, now: float) -> None:
+        try:
+            data = encode_windows(
+                self._sender,
+                sent.rows,
+                followed.name,
+                followed.launcher,
+                followed.classes,
+                followed.causes,
+                now - sent.ended,
+            )
+        except MessageError as error:
+            self._refuse("sent", error.cause, str(error), now)
+            return
+        self._exchange.publish(job, data)
+
+    def _resend(self, job: int, followed: _Followed, now: float) -> None:
+        for sent in followed.sent:
+            self._publish(job, followed, sent, now)
+
+    def _windows(self, event: Event) -> None:
+        held = self._held.get(event.job)
+        if held is None:
+            return
+        try:
+            message = decode_windows(event.data)
+            if message.sender.node != event.node or message.job != event.job:
+                raise MessageError("foreign", f"node {event.node} sends as somebody else")
+        except MessageError as error:
+            self._refuse(f"from {event.node}", error.cause, str(error), event.at)
+            return
+        before = held.score.counters["foreign_ranks"]
+        held.score.take(message, event.at)
+        if held.score.counters["foreign_ranks"] > before:
+            text = f"it claims ranks of job {event.job:016x} that another node hosts"
+            self._warn("foreign_ranks", f"from {event.node}", text, event.at)
+
+    def _verdict(self, event: Event, now: float, news: list[Verdict]) -> None:
+        followed = self._followed.get(event.job)
+        if followed is None:
+            return
+        try:
+            verdict = decode(event.data)
+            if verdict.node != event.node or verdict.job != event.job:
+                raise MessageError("foreign", f"node {event.node} speaks as somebody else")
+        except MessageError as error:
+            self._refuse(f"from {event.node}", error.cause, str(error), now)
+            return
+        followed.heard = now
+        scorer = (verdict.node, verdict.epoch)
+        if scorer != followed.scorer:
+            followed.scorer = scorer
+            self._resend(event.job, followed, now)
+        last = followed.verdict
+        if verdict.window < 0:
+            return  # a scorer that only says that it is there
+        if last is None or verdict.window > last.window or verdict.epoch != last.epoch:
+            followed.verdict = verdict
+            news.append(verdict)
+
+    def _role(self, event: Event, now: float) -> None:
+        if event.kind == "held" and event.job in self._followed:
+            score = JobScore(
+                event.job, self._sender.node, event.epoch, self._scorer, self._deadline
+            )
+            if event.data:
+                try:
+                    score.restore(event.data)
+                except ValueError as error:
+                    text = f"the scores that were handed over: {error}; they are learnt anew"
+                    self._refuse(f"job {event.job:016x}", "state", text, now)
+            self._held[event.job] = _Held(score)
+            self._tell(event.job, _nothing_yet(event.job, self._sender.node, score))
+        elif event.kind == "held":
+            self._exchange.resign(event.job)
+        elif event.kind == "lost":
+            self._drop(event.job)
+        elif event.kind == "back":
+            for job, followed in self._followed.items():
+                self._resend(job, followed, now)
+
+    def _drop(self, job: int) -> None:
+        held = self._held.pop(job, None)
+        if held is not None:
+            self._counters.update(_refusals(held.score))
+            self._counters["roles_lost"] += 1
+
+    def _tell(self, job: int, verdict: Verdict) -> None:
+        try:
+            self._exchange.announce(job, verdict.epoch, encode(verdict))
+        except MessageError as error:
+            self._counters[f"refused.{error.cause}"] += 1
+
+    def _keep(self, job: int, held: _Held) -> None:
+        if held.too_large:
+            return
+        state = held.score.save()
+        held.keep_every = len(state) / STATE_BYTES_PER_SECOND
+        if len(state) <= MAX_STATE:
+            self._exchange.keep(job, state)
+        else:
+            held.too_large = True
+            self._complain(
+                f"exchange: the scores of job {job:016x} are {len(state) >> 20} MiB, too many to "
+                "hand over: the next scorer learns them anew"
+            )
+
+    def _refuse(self, what: str, cause: str, text: str, now: float) -> None:
+        self._counters[f"refused.{cause}"] += 1
+        self._warn(cause, what, text, now)
+
+    def _warn(self, cause: str, what: str, text: str, now: float) -> None:
+        """One line a minute for each cause."""
+        if now - self._warned.get(cause, float("-inf")) >= WARNING_SECONDS:
+            self._warned[cause] = now
+            self._complain(f"exchange: a message {what} is refused: {text}")
+
+
+def _refusals(score: JobScore) -> Counter[str]:
+    """Rows that were not scored, by cause."""
+    causes = ("refused_rows", "foreign_ranks", "late_rows", "duplicate_rows", "too_many_nodes")
+    counts = Counter({f"refused.{cause}": score.counters[cause] for cause in causes})
+    counts["scored"] = score.counters["windows"]
+    return counts
+
+
+def _nothing_yet(job: int, node: str, score: JobScore) -> Verdict:
+    """A scorer that has scored nothing yet says that it is there."""
+    return Verdict(job, score.epoch, node, -1, "", "", 0, 0, 0, (), None, (), ())

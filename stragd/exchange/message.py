@@ -1,0 +1,204 @@
+"""The message: a fixed head, a small JSON header and RankWindow rows; all transports carry these.
+
+``magic, version, kind, bytes of the header, bytes of the rows`` (little-endian), then both. What
+comes from another node is checked here, row by row, before anything looks at it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stragd import _rscore
+from stragd.jobs import OWN_UNKNOWN, STEPS_NOT_INFERRED, TENTH, clean
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MAGIC, VERSION = b"stragdX\0", 1
+WINDOWS, VERDICT = 1, 2
+MAX_BYTES = 768 << 10
+"""Of a message: 4096 ranks of a node and the header, below the 1 MiB that NATS takes."""
+MAX_HEADER = 16 << 10
+MAX_CLASSES = 64
+MAX_WORLD = 1 << 20
+MAX_NUMBER = 1 << 62
+MAX_SECONDS = 48 * 3600
+ROW = np.dtype(
+    {
+        "names": [name for name, _, _ in _rscore.RANK_WINDOW_LAYOUT],
+        "formats": [form for _, form, _ in _rscore.RANK_WINDOW_LAYOUT],
+        "offsets": [offset for _, _, offset in _rscore.RANK_WINDOW_LAYOUT],
+        "itemsize": _rscore.RANK_WINDOW_BYTES,
+    }
+)
+_HEAD = struct.Struct("<8sHHII")
+_NODE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class MessageError(ValueError):
+    """A message that is not taken; ``cause`` is the word it is counted under."""
+
+    def __init__(self, cause: str, text: str) -> None:
+        super().__init__(text)
+        self.cause = cause
+
+
+@dataclass(frozen=True)
+class Sender:
+    """Who a node is, as its messages say."""
+
+    node: str  # letters, digits, - and _: a token of a subject
+    host: str
+    instance: int  # another one with every start of the daemon
+
+
+@dataclass(frozen=True)
+class WindowMessage:
+    """One window of one job on one node."""
+
+    sender: Sender
+    job: int
+    name: str
+    launcher: str
+    classes: Mapping[int, str]  # names of the class ids of the rows
+    causes: Mapping[int, Mapping[str, Any]]  # by rank: what telemetry says of a finding about it
+    age_s: float  # from the end of the window until it was sent
+    rows: NDArray[np.void]
+    refused: int  # rows that cannot be
+
+
+def node_name(text: str) -> str:
+    """A host name as a node's name: ``gpu7.rack2`` -> ``gpu7-rack2``."""
+    return re.sub(r"[^A-Za-z0-9_-]", "-", text)[:64] or "unnamed"
+
+
+def is_node(text: object) -> bool:
+    """Whether a text can be a node's name."""
+    return isinstance(text, str) and _NODE.fullmatch(text) is not None
+
+
+def pack(kind: int, header: Mapping[str, Any], rows: bytes = b"") -> bytes:
+    """A message. Raises MessageError where it would be too long to be taken."""
+    text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
+    data = _HEAD.pack(MAGIC, VERSION, kind, len(text), len(rows)) + text + rows
+    if len(data) > MAX_BYTES:
+        raise MessageError("oversized", f"{len(data)} bytes, at most {MAX_BYTES} are taken")
+    return data
+
+
+def unpack(data: bytes, kind: int, max_header: int = MAX_BYTES) -> tuple[dict[str, Any], bytes]:
+    """(header, rows) of a message of one kind. Raises MessageError."""
+    if len(data) > MAX_BYTES:
+        raise MessageError("oversized", f"{len(data)} bytes, at most {MAX_BYTES} are taken")
+    if len(data) < _HEAD.size:
+        raise MessageError("malformed", f"{len(data)} bytes are no message")
+    magic, version, found, header_bytes, rows_bytes = _HEAD.unpack_from(data)
+    if magic != MAGIC:
+        raise MessageError("malformed", "it does not begin as a message of stragd")
+    if version != VERSION:
+        raise MessageError(
+            "version", f"version {version}, this is {VERSION}: install one stragd everywhere"
+        )
+    if found != kind or _HEAD.size + header_bytes + rows_bytes != len(data):
+        raise MessageError("malformed", "its kind or its lengths are wrong")
+    if header_bytes > max_header:
+        raise MessageError("oversized", f"a header of {header_bytes} bytes")
+    try:
+        header = json.loads(data[_HEAD.size : _HEAD.size + header_bytes])
+    except (ValueError, RecursionError):
+        raise MessageError("malformed", "its header is no JSON") from None
+    if not isinstance(header, dict):
+        raise MessageError("malformed", "its header is no object")
+    return header, data[_HEAD.size + header_bytes :]
+
+
+def encode_windows(
+    sender: Sender,
+    rows: NDArray[np.void],
+    name: str,
+    launcher: str,
+    classes: Mapping[int, str],
+    causes: Mapping[int, Mapping[str, Any]],
+    age_s: float,
+) -> bytes:
+    """One window of one job; ``rows`` are all of one window. Raises MessageError if too long."""
+    header = {
+        "node": sender.node,
+        "host": sender.host,
+        "instance": sender.instance,
+        "job": f"{int(rows['job'][0]):016x}",
+        "name": name,
+        "launcher": launcher,
+        "classes": {str(number): text for number, text in classes.items()},
+        "age": round(max(age_s, 0.0), 6),
+    }
+    if causes:
+        header["causes"] = {str(rank): dict(cause) for rank, cause in causes.items()}
+    return pack(WINDOWS, header, np.ascontiguousarray(rows).tobytes())
+
+
+def decode_windows(data: bytes) -> WindowMessage:
+    """Check and take apart. Raises MessageError; rows that cannot be are left out and counted."""
+    header, raw = unpack(data, WINDOWS, MAX_HEADER)
+    if not raw or len(raw) % ROW.itemsize:
+        raise MessageError("malformed", f"{len(raw)} bytes are no rows")
+    try:
+        job = int(header["job"], 16)
+        sender = Sender(header["node"], clean(header["host"]), int(header["instance"]))
+        age = float(header["age"])
+        classes = header["classes"]
+        names = {int(number): clean(text) for number, text in classes.items()}
+        causes = {int(rank): _cause(cause) for rank, cause in header.get("causes", {}).items()}
+        name, launcher = clean(header["name"]), clean(header["launcher"], 20)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise MessageError("malformed", f"its header: {type(error).__name__} {error}") from None
+    if not is_node(sender.node) or not 0 < job < 1 << 64 or len(names) > MAX_CLASSES:
+        raise MessageError("malformed", "its header names no node, no job or too many classes")
+    if not 0 <= age <= MAX_SECONDS or not 0 <= sender.instance < 1 << 64:
+        raise MessageError("malformed", "its header has an age or an instance that cannot be")
+    rows = np.frombuffer(raw, dtype=ROW)
+    good = verify(rows, job)
+    kept = rows[good].copy()
+    if not len(kept):
+        raise MessageError("rows", "none of its rows can be")
+    return WindowMessage(
+        sender, job, name, launcher, names, causes, age, kept, len(rows) - len(kept)
+    )
+
+
+def _cause(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The cause of a finding, bounded."""
+    return {
+        "name": clean(value["name"], 60),
+        "confidence": min(max(float(value["confidence"]), 0.0), 1.0),
+        "evidence": [clean(line, 300) for line in list(value["evidence"])[:8]],
+        "advice": clean(value["advice"], 300),
+        "where": value["where"] if value["where"] in ("machine", "job", "network") else "unknown",
+    }
+
+
+def verify(rows: NDArray[np.void], job: int) -> NDArray[np.bool_]:
+    """Which rows can be: of this job, of the first one's window, each rank once, in range.
+
+    Whether the times make sense is the scorer's to say: it refuses rows too.
+    """
+    whole = (rows["job"] == job) & (rows["window"] == rows["window"][0])
+    whole &= (rows["flags"] & TENTH) == 0
+    whole &= (rows["rank"] < rows["world_size"]) & (rows["world_size"] <= MAX_WORLD)
+    whole &= (rows["window"] < MAX_NUMBER) & (rows["last_step"] < MAX_NUMBER)
+    whole &= rows["first_step"] <= rows["last_step"]
+    whole &= (rows["start_ns"] < rows["end_ns"]) & (rows["end_ns"] < MAX_NUMBER)
+    whole &= (rows["end_ns"] - rows["start_ns"]) < np.uint64(MAX_SECONDS * 10**9)
+    whole &= ((rows["flags"] & STEPS_NOT_INFERRED) != 0) | (rows["steps"] > 0)
+    whole &= np.isfinite(rows["wall"]) & (rows["wall"] > 0)
+    whole &= ((rows["flags"] & OWN_UNKNOWN) != 0) | np.isfinite(rows["own"])
+    first = np.zeros(len(rows), dtype=np.bool_)
+    first[np.unique(rows["rank"], return_index=True)[1]] = True
+    return np.asarray(whole & first)

@@ -1,0 +1,58 @@
+"""Four nodes, real daemons, a real nats-server and a real gloo job of 8 ranks across them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+from tests.harness import wait_for
+from tests.needs import lacking
+from tests.nodes import NodeDaemon, SpanningJob, cluster, spanning_job, whole
+
+NODES, EACH, SLOW = 4, 2, 5
+QUICK = "[windows]\nsteps = 25\n"
+PACE = ("--step-ms", "120", "--steps", "100000", "--slow-after", "150", "--slow-factor", "1.4")
+
+
+def confirmed(one: NodeDaemon, training: SpanningJob) -> list[tuple[str, int, str]]:
+    """(id, rank, host) of every straggler that this node's daemon ever confirmed."""
+    return [
+        (finding["id"], finding["subject"]["rank"], finding["subject"]["host"])
+        for finding in one.findings(training)
+    ]
+
+
+def test_the_slow_rank_is_named_on_every_node_also_by_the_next_scorer() -> None:
+    if os.geteuid() != 0:
+        lacking("network namespaces and probes need root")
+    slow = ("--slow-rank", str(SLOW))
+    with (
+        cluster(NODES, QUICK) as (net, _, daemons),
+        spanning_job(net.nodes, "ddp.py", EACH, *PACE, *slow) as training,
+    ):
+
+        def named() -> list[tuple[str, int, str]]:
+            """What all nodes say, once all say something, and the same."""
+            lists = [confirmed(one, training) for one in daemons]
+            return lists[0] if all(found and found == lists[0] for found in lists) else []
+
+        (finding,) = wait_for("the slow rank on every node", named, 240)
+        assert finding[1:] == (SLOW, f"node{SLOW // EACH}"), "the right rank on the right node"
+        for one in daemons:
+            own = {rank["rank"] for rank in one.ranks(training)}
+            number = int(one.node.name[-1])
+            assert own == {EACH * number, EACH * number + 1}, "a node's own ranks, nobody else's"
+        scorer = whole(daemons[1], training)["scorer"]
+        killed = next(one for one in daemons if one.node.name == scorer)
+        killed.stop(signal.SIGKILL)
+        daemons.remove(killed)
+        for one in daemons:
+            wait_for(
+                "the next scorer", lambda d=one: whole(d, training).get("scorer") != scorer, 120
+            )
+            assert [finding] == confirmed(one, training), "neither forgotten nor reported twice"
+            if one.node.name != finding[2]:  # where the rank is, its cause is told too
+                lines = re.findall(rf"straggler confirmed: .* rank {SLOW} on", one.output())
+                assert len(lines) == 1
+        assert training.process.poll() is None, "the job goes on"
