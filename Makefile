@@ -5,12 +5,15 @@ PYTHON := .venv/bin/python
 # Real libraries that the tests attach to; tests/fetch_libraries.sh puts them there.
 include_libraries = set -a; . "$(STRAGD_CACHE)/environment"; set +a;
 
-.PHONY: help setup setup-tests ncclring demo test lint test-rust test-python bench format clean
+PACKAGE_VERSION ?=
+
+.PHONY: help setup setup-tests ncclring demo deb test lint test-rust test-python bench format clean
 
 help:
 	@echo "make demo    watch a real training job with one slow rank, and name it (root)"
 	@echo "make test    lint and run all tests (root)"
 	@echo "make setup   put stragd and stragctl into .venv/bin"
+	@echo "make deb     build target/deb/stragd_VERSION_ARCH.deb"
 	@echo "make bench   the measurements of docs/performance.md (about an hour, root)"
 	@echo "make format  format Rust, Python and C"
 
@@ -29,6 +32,11 @@ demo:
 		"Run it as: sudo make demo"; exit 1; }
 	@scripts/setup
 	@$(PYTHON) scripts/demo.py
+
+# PACKAGE_VERSION names a snapshot: make deb PACKAGE_VERSION=0.1.0+git20261130
+deb:
+	@scripts/setup package
+	@packaging/deb/build $(PACKAGE_VERSION)
 
 test: setup-tests lint test-rust test-python
 

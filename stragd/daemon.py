@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stragd import __version__
-from stragd.config import KEYS, Config, ConfigError, environment_name
+from stragd.config import DEFAULT_FILE, KEYS, Config, ConfigError, environment_name
 from stragd.config_sources import load
 from stragd.doctor import examine, read_host
 from stragd.finding import iso_time
@@ -394,19 +394,25 @@ class Daemon:
             self._journal.write("stopped", "stragd has stopped; every probe is detached")
 
 
-def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The argument parser; the man page is made from it."""
+    made = argparse.ArgumentParser(
         prog="stragd", description="Find the slow rank of a live distributed training job."
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration file")
-    parser.add_argument("--check-config", action="store_true", help="check it and exit")
-    parser.add_argument("--version", action="version", version=f"stragd {__version__}")
-    return parser.parse_args(argv)
+    made.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help=f"configuration file (default: {DEFAULT_FILE}, which need not exist)",
+    )
+    made.add_argument("--check-config", action="store_true", help="check it and exit")
+    made.add_argument("--version", action="version", version=f"stragd {__version__}")
+    return made
 
 
 def main(argv: list[str] | None = None) -> int:
     """Console script: 0 after a stop, 1 when the daemon cannot start, 2 for wrong usage."""
-    arguments = _arguments(argv)
+    arguments = parser().parse_args(argv)
     try:
         config = load(arguments.config)
     except ConfigError as error:

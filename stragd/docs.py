@@ -38,15 +38,17 @@ def configuration() -> str:
             if key.startswith(section + "."):
                 name = key.partition(".")[2]
                 applied = "reload" if field.metadata["live"] else "restart"
+                value = toml_value(field.default)
                 lines.append(
-                    f"| `{name}` | `{_toml(field.default)}` | {config.allowed(key)} | {applied} "
+                    f"| `{name}` | `{value}` | {config.allowed(key)} | {applied} "
                     f"| {field.metadata['help']} |"
                 )
     lines += ["", "Environment: `STRAGD_<SECTION>_<KEY>`, as in `STRAGD_PROMETHEUS_ADDRESS`."]
     return "\n".join(lines) + "\n"
 
 
-def _toml(value: object) -> str:
+def toml_value(value: object) -> str:
+    """A value as the configuration file writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple):

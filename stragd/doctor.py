@@ -30,8 +30,8 @@ _UNIT_FIX = "run stragd as root, or through its systemd unit"
 _PLUGIN = "libnccl-profiler-stragd.so"
 _PLUGIN_KEY = "NCCL_PROFILER_PLUGIN"
 _RING_FIX = (
-    f"put {_PLUGIN_KEY}=/path/to/{_PLUGIN} into /etc/nccl.conf (RCCL: /etc/rccl.conf), or into the "
-    "job's environment; jobs started afterwards have it"
+    f"run: stragctl ring install (or put {_PLUGIN_KEY}=/path/to/{_PLUGIN} into the job's "
+    "environment); jobs started afterwards have it"
 )
 
 _IDENTITY_FIX = (

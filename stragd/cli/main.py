@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, cast
 
 from stragd import __version__
-from stragd.cli import answers, record, replay, simulate, top, why
+from stragd.cli import answers, record, replay, ring_install, simulate, top, why
 from stragd.cli.client import DEFAULT_SOCKET, ControlClient, ControlError
 from stragd.cli.terminal import speaks_utf8
 from stragd.cli.text import clean, to_ascii
@@ -102,9 +102,10 @@ def parser() -> argparse.ArgumentParser:
     )
     ring.add_argument(
         "set", nargs="?", default="status", metavar="ACTION",
-        choices=("status", "on", "off", "progress", "default", "sample"),
+        choices=("status", "on", "off", "progress", "default", "sample", "install", "uninstall"),
         help="status (without one), on: record all, off, progress: only how far communicators "
-        "have come, default: as the plugin thinks best, sample N: one of N blocks",
+        "have come, default: as the plugin thinks best, sample N: one of N blocks, install: later "
+        "jobs load the plugin (no daemon is asked), uninstall: they do not",
     )  # fmt: skip
     ring.add_argument("sample", nargs="?", type=_sample, metavar="N", help="with `sample`")
     ring.add_argument(
@@ -112,6 +113,7 @@ def parser() -> argparse.ArgumentParser:
         help="with `on` and `sample`: leave out smaller messages (a power of two)",
     )  # fmt: skip
     ring.add_argument("--pid", type=int, metavar="PID", help="only this process")
+    ring_install.add_arguments(ring)
     command("doctor", "what is missing for full function, and how to get it")
     config = command("config", "the configuration that stragd runs with")
     config.add_argument("action", choices=("show",), help="print every key with its value")
@@ -174,6 +176,8 @@ def _run(arguments: argparse.Namespace) -> int:
         return why.run(arguments)
     if arguments.command == "simulate":
         return simulate.run(arguments)
+    if arguments.command == "ring" and arguments.set in ("install", "uninstall"):
+        return ring_install.run(arguments)
     extra, text = _request(arguments)
     with ControlClient(arguments.socket) as client:
         result = client.request(arguments.command, **extra)
