@@ -220,11 +220,11 @@ class Change:
 
 
 def prefix_sums(series: Series, longest: int) -> list[float]:
-    """Sums of the newest 1, 2, ... values; four by four, as the native side adds them."""
+    """Sums of the newest 1, 2, ... values; eight by eight, as the native side adds them."""
     sums, block = [], 0.0
-    for place in range(0, longest, 4):
+    for place in range(0, longest, 8):
         part = 0.0
-        for value in series.values[place : min(place + 4, longest)]:
+        for value in series.values[place : min(place + 8, longest)]:
             part += value
             sums.append(block + part)
         block = sums[-1]

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::case::{suspect, Case, Evidence};
+use super::finding::finding;
 use super::groups::{Group, Groups};
-use super::rank::finding;
 use super::{Config, Finding, Kind, State};
 use crate::window::{flag, RankWindow};
 

@@ -3,9 +3,11 @@
 //! `stragd/scoring/fast.py`; both sides do the same operations in the same order.
 
 use super::case::{Case, How};
+use super::finding::straggler;
 use super::groups::{key, Groups, Member, MIN_PEERS};
-use super::rank::{straggler, Around, Beside, Entry, RankScore, OFTEN};
-use super::series::LEAST_PAST;
+use super::rank::{Around, Beside, OFTEN};
+use super::ranks::{Entry, One, Ranks};
+use super::scan::LEAST_PAST;
 use super::{Config, State};
 use crate::window::{flag, RankWindow};
 
@@ -36,12 +38,6 @@ pub(super) struct FastScore {
     pub tail: f64,
     /// Of whole windows, of the noisiest group.
     pub window_variance: f64,
-}
-
-/// The ranks of a job.
-pub(super) struct Scores<'a> {
-    pub entries: &'a mut [Entry],
-    pub ranks: &'a mut [RankScore],
 }
 
 /// What a tenth is held against.
@@ -82,7 +78,7 @@ impl FastScore {
     /// One tenth of a window of a job; the members have their references.
     pub fn judge(
         &mut self,
-        scores: Scores<'_>,
+        ranks: &mut Ranks,
         groups: &mut Groups,
         base: &Base<'_>,
         next_id: &mut u64,
@@ -93,14 +89,14 @@ impl FastScore {
         for place in 0..groups.groups.len() {
             let group = groups.groups[place];
             for number in group.from..group.to {
-                let member = groups.members[number];
+                let member = groups.member(&group, number);
                 if member.proven || (member.others as usize) < MIN_PEERS {
                     continue;
                 }
                 let value = member.excess - member.reference;
                 squares += (value * value).min(MOST * deviation * deviation);
                 count += 1.0;
-                let entry = &mut scores.entries[member.slot as usize];
+                let entry = &mut ranks.entries[member.slot as usize];
                 let before = std::mem::take(&mut entry.fast);
                 if value < LEAST {
                     if before > 0.0 {
@@ -113,12 +109,12 @@ impl FastScore {
                     true => groups.beside(&group, number, values),
                     false => Beside { level: value, ..Beside::NOBODY },
                 };
-                let rank = &mut scores.ranks[member.slot as usize];
+                let mut one = ranks.one(member.slot);
                 let excursion = Excursion { value, before, deviation, beside };
                 let around = groups.around(&group, 0);
-                if self.weigh(entry, rank, &member, &excursion, base, &around, next_id) {
+                if self.weigh(&mut one, &member, &excursion, base, &around, next_id) {
                     let row = &base.rows[member.row as usize];
-                    rank.tell_work(groups.work(place, base.rows, row));
+                    one.cases.tell_work(groups.work(place, base.rows, row));
                 }
             }
         }
@@ -129,11 +125,9 @@ impl FastScore {
     }
 
     /// An excursion that lasts, or is enormous, is proof. Whether it is.
-    #[allow(clippy::too_many_arguments)]
     fn weigh(
         &self,
-        entry: &mut Entry,
-        rank: &mut RankScore,
+        one: &mut One<'_>,
         member: &Member,
         excursion: &Excursion,
         base: &Base<'_>,
@@ -144,9 +138,9 @@ impl FastScore {
         let mut row = base.rows[member.row as usize];
         row.window = base.recent[0].0 + 1;
         if before == 0.0 {
-            rank.fast_since = (row.window, row.start_time_ns());
+            one.cases.fast_since = (row.window, row.start_time_ns());
         }
-        let sometimes = rank.sometimes.is_some() || rank.high.count_ones() >= OFTEN;
+        let sometimes = one.cases.sometimes.is_some() || one.score.high.count_ones() >= OFTEN;
         if sometimes || beside.level < LEAST / 2.0 {
             return false;
         }
@@ -162,20 +156,20 @@ impl FastScore {
         if once {
             shift = value;
         }
-        let (since, history) = (rank.fast_since, base.config.history_windows);
-        let case = rank.case.get_or_insert_with(|| {
+        let (since, history) = (one.cases.fast_since, base.config.history_windows);
+        let case = one.cases.case.get_or_insert_with(|| {
             let id = *next_id;
             *next_id += 1;
             Box::new(Case::new(id, State::Confirmed, since))
         });
         (case.state, case.how, case.since) = (State::Confirmed, How::Fast, since);
         (case.recovery, case.quiet) = (0.0, 0);
-        (case.base, case.shift, case.windows) = (rank.series.center(), shift, 1);
+        (case.base, case.shift, case.windows) = (one.score.series.center(), shift, 1);
         case.deviate = case.deviate.max(shift / deviation);
-        rank.series.forget_run(case.base, 0, history);
-        (entry.fast, entry.named) = (0.0, since.0 + 1);
+        one.score.series.forget_run(case.base, 0, history);
+        (one.entry.fast, one.cases.named) = (0.0, since.0 + 1);
         case.finding = Some(straggler(case, member, &row, around, beside, value, error));
-        rank.tell(entry);
+        one.tell();
         true
     }
 }

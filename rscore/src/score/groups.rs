@@ -4,8 +4,9 @@ use std::collections::HashMap;
 
 use super::estimate::{level_limit, spread, Middle};
 use super::rank::{Around, Beside};
+use super::rows::Accepted;
 use super::{reason, Abstention};
-use crate::window::{flag, RankWindow};
+use crate::window::{flag, source, RankWindow};
 
 /// Steps of a rank may differ from the others' by this share, or by `STEPS_SLACK`.
 const STEPS_SHARE: f64 = 0.2;
@@ -21,24 +22,31 @@ const LEAST_SPREAD: f64 = 0.03;
 pub(super) type Key = (u64, u32, u32);
 
 /// One row that can be judged.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 pub(super) struct Member {
     /// Index into the window's rows.
     pub row: u32,
     /// Index into the job's ranks.
     pub slot: u32,
-    /// How many others the reference is of.
-    pub others: u32,
     /// Of the row, ns.
     pub own: f64,
+    /// Standard error of `own` that the row states, over that (ln); 0 where it states none.
+    pub stated: f64,
     /// ln of own time; of its share of wall where steps are not inferred.
     pub value: f64,
     /// Value over the rank's own past; NaN while it has none.
     pub excess: f64,
+    /// `Spread::own` of the rank.
+    pub noise: f64,
+    /// Median of the others' excess: what happened to everybody. Of a copy by `Groups::member`.
+    pub reference: f64,
+    /// How many others that is.
+    pub others: u32,
     /// Confirmed to be slow already: then it says nothing about everybody.
     pub proven: bool,
-    /// Median of the others' excess: what happened to everybody.
-    pub reference: f64,
+    /// Timed on CPUs, which it may share.
+    pub host: bool,
 }
 
 impl Member {
@@ -46,6 +54,20 @@ impl Member {
         !self.excess.is_nan()
     }
 }
+
+const MEMBER: Member = Member {
+    row: 0,
+    slot: 0,
+    own: 0.0,
+    stated: 0.0,
+    value: 0.0,
+    excess: f64::NAN,
+    noise: f64::NAN,
+    reference: 0.0,
+    others: 0,
+    proven: false,
+    host: false,
+};
 
 /// Ranks that are peers of each other, by rank.
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +82,8 @@ pub(super) struct Group {
     pub spread: f64,
     /// `level_limit` of that.
     pub level_limit: f64,
+    /// What references are taken of.
+    peers: Pool,
     /// Median of the bytes per step, once somebody asked.
     usual_bytes: Option<f64>,
 }
@@ -79,9 +103,13 @@ pub(super) struct Groups {
     pub slowest: HashMap<u64, (f64, f64)>,
     /// Excesses of the healthy that have a past, in no order.
     pub everybody: Vec<f64>,
+    /// Transfer times that are known, ns, and the stated errors (`Member::stated`) of those who
+    /// state one, in no order.
+    pub transfers: Vec<f64>,
+    stated: Vec<f64>,
     /// What all members share, when it is one key.
     alike: Option<Key>,
-    values: Vec<f64>,
+    all: Pool,
     scratch: Vec<f64>,
 }
 
@@ -95,7 +123,7 @@ impl Groups {
     pub fn build(
         &mut self,
         rows: &[RankWindow],
-        accepted: &[u32],
+        accepted: &Accepted,
         slots: &[u32],
         abstentions: &mut Vec<Abstention>,
     ) {
@@ -107,14 +135,16 @@ impl Groups {
     pub fn select(
         &mut self,
         rows: &[RankWindow],
-        accepted: &[u32],
+        accepted: &Accepted,
         slots: &[u32],
         abstentions: &mut Vec<Abstention>,
     ) {
         let usual = self.usual_steps(rows, accepted);
         self.members.clear();
+        self.transfers.clear();
+        self.stated.clear();
         let (mut first, mut alike) = (None, true);
-        for (&place, &slot) in accepted.iter().zip(slots) {
+        for (&place, &slot) in accepted.places.iter().zip(slots) {
             let row = &rows[place as usize];
             let partial = row.flags & flag::PARTIAL != 0;
             let off = (f64::from(row.steps) - usual).abs();
@@ -136,8 +166,16 @@ impl Groups {
                     _ => (row.own / row.wall).ln(),
                 };
                 alike &= *first.get_or_insert(key(row)) == key(row);
-                let own = row.own;
-                self.members.push(Member { row: place, slot, value, own, ..Member::default() });
+                let (own, host) = (row.own, row.source == source::GLOO);
+                let stated = if row.own_se > 0.0 { row.own_se / own } else { 0.0 };
+                if row.own_se > 0.0 {
+                    self.stated.push(stated);
+                }
+                if row.comm > 0.0 {
+                    self.transfers.push(row.comm);
+                }
+                let row = place;
+                self.members.push(Member { row, slot, own, stated, value, host, ..MEMBER });
             }
         }
         self.alike = first.filter(|_| alike);
@@ -164,16 +202,18 @@ impl Groups {
     }
 
     /// Median of the steps in whole windows; 0 without any.
-    fn usual_steps(&mut self, rows: &[RankWindow], accepted: &[u32]) -> f64 {
-        let whole = |row: &&RankWindow| row.flags & flag::PARTIAL == 0 && row.steps > 0;
-        let steps = || accepted.iter().map(|place| &rows[*place as usize]).filter(whole);
-        let Some(first) = steps().next() else { return 0.0 };
-        if steps().all(|row| row.steps == first.steps) {
-            return f64::from(first.steps);
+    fn usual_steps(&mut self, rows: &[RankWindow], accepted: &Accepted) -> f64 {
+        if let Some(steps) = accepted.steps {
+            return f64::from(steps);
         }
+        let whole = |row: &&RankWindow| row.flags & flag::PARTIAL == 0 && row.steps > 0;
+        let steps = accepted.places.iter().map(|place| &rows[*place as usize]).filter(whole);
         self.scratch.clear();
-        self.scratch.extend(steps().map(|row| f64::from(row.steps)));
-        Middle::of(&mut self.scratch).median()
+        self.scratch.extend(steps.map(|row| f64::from(row.steps)));
+        match self.scratch.is_empty() {
+            true => 0.0,
+            false => Middle::of(&mut self.scratch).median(),
+        }
     }
 
     fn add(&mut self, key: Key, from: usize, to: usize) {
@@ -191,6 +231,7 @@ impl Groups {
             median,
             spread,
             level_limit: level_limit(spread, (to - from).saturating_sub(1).max(1)),
+            peers: Pool::default(),
             usual_bytes: None,
         });
         let slowest = self.slowest.entry(key.0).or_default();
@@ -203,24 +244,32 @@ impl Groups {
         }
     }
 
-    /// What happened to the others of each rank: of its peers, or of the whole job where they are
-    /// fewer than three.
+    /// Takes together what happened to whom; `member` has what happened to the others of each.
     pub fn set_references(&mut self) {
-        let all = Pool::of(&self.members, &mut self.everybody, &mut self.scratch);
         let single = self.groups.len() == 1;
-        for group in &self.groups {
-            let members = &mut self.members[group.from..group.to];
-            let peers = match single {
-                true => all,
-                false => Pool::of(members, &mut self.values, &mut self.scratch),
-            };
-            for member in members {
-                let itself = usize::from(member.is_known());
-                let pool = if peers.known.count >= MIN_PEERS + itself { &peers } else { &all };
-                member.others = (pool.known.count - itself) as u32;
-                member.reference = pool.reference(member);
+        if !single {
+            for group in &mut self.groups {
+                let members = &self.members[group.from..group.to];
+                group.peers = Pool::of(members, &mut self.everybody, &mut self.scratch);
             }
         }
+        self.all = Pool::of(&self.members, &mut self.everybody, &mut self.scratch);
+        if let (true, Some(group)) = (single, self.groups.first_mut()) {
+            group.peers = self.all;
+        }
+    }
+
+    /// A member of a group with its reference: of its peers, or of the whole job where they are
+    /// fewer than three.
+    #[inline]
+    pub fn member(&self, group: &Group, number: usize) -> Member {
+        let mut member = self.members[number];
+        let itself = usize::from(member.is_known());
+        let enough = group.peers.known.count >= MIN_PEERS + itself;
+        let pool = if enough { &group.peers } else { &self.all };
+        member.others = (pool.known.count - itself) as u32;
+        member.reference = pool.reference(&member);
+        member
     }
 
     /// What a finding of a member of `group` needs of it.
@@ -230,14 +279,10 @@ impl Groups {
     }
 
     /// Median of the standard errors that the windows state (ln); 0 where none does.
-    pub fn stated_error(&mut self, rows: &[RankWindow]) -> f64 {
-        self.scratch.clear();
-        let stated = self.members.iter().map(|member| &rows[member.row as usize]);
-        let stated = stated.filter(|row| row.own_se > 0.0).map(|row| row.own_se / row.own);
-        self.scratch.extend(stated);
-        match self.scratch.is_empty() {
+    pub fn stated_error(&mut self) -> f64 {
+        match self.stated.is_empty() {
             true => 0.0,
-            false => Middle::of(&mut self.scratch).median(),
+            false => Middle::of(&mut self.stated).median(),
         }
     }
 
@@ -277,7 +322,7 @@ impl Groups {
 }
 
 /// Ranks that a reference is taken of: those that are known, and of them the healthy ones.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Pool {
     known: Middle,
     healthy: Middle,
@@ -290,7 +335,7 @@ impl Pool {
         healthy.clear();
         healthy.extend(known().filter(|member| !member.proven).map(|member| member.excess));
         let middle = Middle::of(healthy);
-        if known().count() == middle.count {
+        if !members.iter().any(|member| member.proven) {
             return Pool { known: middle, healthy: middle };
         }
         scratch.clear();

@@ -1,17 +1,18 @@
 //! Scores of one job: every rank, then the whole, then the groups.
 
-use std::collections::HashSet;
-
 use super::case::Case;
 use super::compare::{compare, Comparisons, Straggler};
 use super::estimate::{scan_limit, Middle};
 use super::fast::{self, FastScore, TENTHS};
-use super::groups::{key, Groups, Member, MIN_PEERS};
-use super::rank::{self, Context, Entry, RankScore, LEVEL_ODDS};
-use super::series::{lend, pool, Widths};
+use super::groups::{Groups, MIN_PEERS};
+use super::rank::{self, Context, LEVEL_ODDS};
+use super::ranks::Ranks;
+use super::rows::Accepted;
+use super::scan::Widths;
+use super::series::{Noise, Prior, Sums};
 use super::whole::{Whole, WholeScore};
 use super::{Abstention, Config, Kind, State, Update};
-use crate::window::{flag, source, RankWindow};
+use crate::window::{flag, RankWindow};
 
 /// Noise of a window below which none is believed (ln).
 const HOST_FLOOR: f64 = 0.004;
@@ -33,9 +34,7 @@ pub(super) struct JobScore {
     pub window: Option<u64>,
     /// (Number, begin) of the last windows, newest first.
     pub recent: Vec<(u64, u64)>,
-    /// By rank; `ranks` has the rest of each.
-    pub entries: Vec<Entry>,
-    pub ranks: Vec<RankScore>,
+    pub ranks: Ranks,
     pub key: u64,
     pub wide: WholeScore,
     pub network: WholeScore,
@@ -51,6 +50,9 @@ struct Work {
     /// Places of the accepted rows' ranks.
     slots: Vec<u32>,
     values: Vec<f64>,
+    /// Of each group.
+    pasts: Vec<Past>,
+    prior: Prior,
     widths: Widths,
     /// Number of ranks, the limit for it, and that of a rank above its peers.
     limit: (usize, f64, f64),
@@ -58,24 +60,34 @@ struct Work {
     fast_limit: (usize, f64),
 }
 
+/// What the ranks of a group bring from before a window.
+#[derive(Clone, Copy, Debug)]
+struct Past {
+    sums: Sums,
+    /// Ranks that were named lately and are healthy again.
+    moved: u32,
+    /// Whether one is timed on CPUs.
+    host: bool,
+}
+
 impl JobScore {
     /// Takes the `accepted` rows of one window; there is at least one.
     pub fn update(
         &mut self,
         rows: &[RankWindow],
-        accepted: &[u32],
+        accepted: &Accepted,
         config: &Config,
         next_id: &mut u64,
         update: &mut Update,
     ) {
-        let first = &rows[accepted[0] as usize];
+        let first = &rows[accepted.places[0] as usize];
         self.window = Some(first.window);
         self.recent.insert(0, (first.window, first.start_time_ns()));
         self.recent.truncate(RECENT);
         let mut work = std::mem::take(&mut self.work);
         self.place_ranks(rows, accepted, &mut work.slots);
         work.groups.build(rows, accepted, &work.slots, &mut update.abstentions);
-        self.look_back(rows, &mut work.groups, update);
+        self.look_back(rows, &mut work, update);
         let ranks = work.groups.members.len().max(1);
         if work.limit.0 != ranks {
             let rate = config.false_alarms_per_million * WINDOWS_SHARE;
@@ -87,36 +99,28 @@ impl JobScore {
         self.judge_network(rows, &mut work, config, next_id);
         let stragglers = self.stragglers();
         compare(&mut self.compared, &work.groups, rows, &stragglers, config, next_id);
+        self.show(&mut work, update);
+        if accepted.places.len() < self.ranks.entries.len() {
+            self.ranks.forget_missing(MISSING_WINDOWS);
+        }
         self.work = work;
-        self.show(update);
     }
 
     /// Takes the `accepted` rows of a tenth of a window; there is at least one.
     pub fn update_tenth(
         &mut self,
         rows: &[RankWindow],
-        accepted: &[u32],
+        accepted: &Accepted,
         config: &Config,
         next_id: &mut u64,
         update: &mut Update,
     ) {
-        self.fast.last = Some(rows[accepted[0] as usize].window);
+        self.fast.last = Some(rows[accepted.places[0] as usize].window);
         let mut work = std::mem::take(&mut self.work);
         let (groups, slots) = (&mut work.groups, &mut work.slots);
-        let mut slot = 0;
-        slots.clear();
-        for &place in accepted {
-            let rank = rows[place as usize].rank;
-            while self.entries.get(slot).is_some_and(|entry| entry.rank < rank) {
-                slot += 1;
-            }
-            slots.push(match self.entries.get(slot) {
-                Some(entry) if entry.rank == rank => slot as u32,
-                _ => u32::MAX,
-            });
-        }
+        self.ranks.find(accepted.ranks(rows), slots);
         groups.select(rows, accepted, slots, &mut Vec::new());
-        let entries = &self.entries;
+        let entries = &self.ranks.entries;
         groups.members.retain_mut(|member| {
             let entry = entries.get(member.slot as usize);
             entry.is_some_and(|entry| fast::look_back(member, &rows[member.row as usize], entry))
@@ -129,58 +133,55 @@ impl JobScore {
                 let rate = config.false_alarms_per_million * (1.0 - WINDOWS_SHARE) / TENTHS;
                 work.fast_limit = (ranks, scan_limit(rate, ranks));
             }
-            let scores = fast::Scores { entries: &mut self.entries, ranks: &mut self.ranks };
             let limit = work.fast_limit.1;
             let base = fast::Base { rows, recent: &self.recent, config, limit };
-            self.fast.judge(scores, groups, &base, next_id, &mut work.values);
+            self.fast.judge(&mut self.ranks, groups, &base, next_id, &mut work.values);
         }
+        self.show(&mut work, update);
         self.work = work;
-        self.show(update);
     }
 
-    /// Finds or makes the ranks of the rows, and counts the windows of all.
-    fn place_ranks(&mut self, rows: &[RankWindow], accepted: &[u32], slots: &mut Vec<u32>) {
-        let of = |place: &u32| rows[*place as usize].rank;
-        let mut known = self.entries.iter().map(|entry| entry.rank);
-        let unknown = |place: &&u32| !known.any(|rank| rank == of(place));
-        if let Some(first) = accepted.iter().find(unknown) {
-            self.add_ranks(accepted.iter().map(of).filter(|rank| *rank >= of(first)));
+    /// Finds or makes the ranks of the rows.
+    fn place_ranks(&mut self, rows: &[RankWindow], accepted: &Accepted, slots: &mut Vec<u32>) {
+        let ranks = &mut self.ranks;
+        ranks.clock = ranks.clock.wrapping_add(1);
+        ranks.find(accepted.ranks(rows), slots);
+        if slots.contains(&u32::MAX) {
+            ranks.add(accepted.ranks(rows));
+            ranks.find(accepted.ranks(rows), slots);
         }
-        slots.clear();
-        let mut wanted = accepted.iter().map(of).peekable();
-        for (slot, entry) in self.entries.iter_mut().enumerate() {
-            entry.behind = entry.behind.saturating_add(1);
-            if wanted.next_if_eq(&entry.rank).is_some() {
-                entry.missing = 0;
-                slots.push(slot as u32);
-            } else {
-                entry.missing += 1;
+        for slot in slots.iter() {
+            ranks.entries[*slot as usize].seen = ranks.clock;
+        }
+    }
+
+    /// Every rank's value over its own past, and what is known of the noise.
+    fn look_back(&mut self, rows: &[RankWindow], work: &mut Work, update: &mut Update) {
+        let groups = &mut work.groups;
+        let mut prior = Prior::of_job(groups.stated_error());
+        work.pasts.clear();
+        for group in &groups.groups {
+            let mut past = Past { sums: Sums::default(), moved: 0, host: false };
+            for member in &mut groups.members[group.from..group.to] {
+                let row = &rows[member.row as usize];
+                let mut one = self.ranks.one(member.slot);
+                if one.entry.renew(group.key, row) {
+                    one.renew(&mut update.findings);
+                }
+                member.excess = member.value - one.entry.usual;
+                member.proven = one.entry.proven;
+                member.noise = one.spread.own();
+                if one.entry.named {
+                    past.moved +=
+                        u32::from(one.cases.has_moved(one.entry, row.window, RECENT as u64));
+                }
+                past.host |= member.host;
+                past.sums.add(one.spread);
+                prior.add(one.spread);
             }
+            work.pasts.push(past);
         }
-    }
-
-    fn add_ranks(&mut self, ranks: impl Iterator<Item = u32>) {
-        let known: HashSet<u32> = self.entries.iter().map(|entry| entry.rank).collect();
-        let entries = std::mem::take(&mut self.entries).into_iter();
-        let mut all: Vec<_> = entries.zip(std::mem::take(&mut self.ranks)).collect();
-        for rank in ranks.filter(|rank| !known.contains(rank)) {
-            all.push((Entry { rank, ..Entry::default() }, RankScore::default()));
-        }
-        all.sort_by_key(|(entry, _)| entry.rank);
-        (self.entries, self.ranks) = all.into_iter().unzip();
-    }
-
-    /// Every rank's value over its own past, and what happened to the others meanwhile.
-    fn look_back(&mut self, rows: &[RankWindow], groups: &mut Groups, update: &mut Update) {
-        for member in &mut groups.members {
-            let row = &rows[member.row as usize];
-            let entry = &mut self.entries[member.slot as usize];
-            if entry.renew(key(row), row) {
-                self.ranks[member.slot as usize].renew(&mut update.findings);
-            }
-            member.excess = member.value - entry.usual;
-            member.proven = entry.proven;
-        }
+        work.prior = prior;
         groups.set_references();
     }
 
@@ -194,45 +195,38 @@ impl JobScore {
     ) {
         let groups = &mut work.groups;
         let least = (1.0 + config.min_slowdown).ln();
-        let stated = groups.stated_error(rows);
-        let spreads = groups.members.iter().map(|m| &self.entries[m.slot as usize].spread);
-        let prior = lend(spreads, stated);
         self.fast.window_variance = 0.0;
         for place in 0..groups.groups.len() {
-            let group = groups.groups[place];
-            let members = &groups.members[group.from..group.to];
-            let host = members.iter().any(|m| rows[m.row as usize].source == source::GLOO);
-            let series = members.iter().map(|m| &self.entries[m.slot as usize].spread);
-            let noise = pool(series, if host { HOST_FLOOR } else { DEVICE_FLOOR }, prior);
+            let (group, past) = (groups.groups[place], work.pasts[place]);
+            let owns = groups.members[group.from..group.to].iter().map(|member| member.noise);
+            let floor = if past.host { HOST_FLOOR } else { DEVICE_FLOOR };
+            let noise = Noise::of(&past.sums, owns, floor, work.prior);
             self.fast.window_variance = self.fast.window_variance.max(noise.variance);
-            let window = rows[members[0].row as usize].window;
-            let moved =
-                |m: &&Member| self.entries[m.slot as usize].has_moved(window, RECENT as u64);
             let context = Context {
                 config,
                 recent: &self.recent,
+                clock: self.ranks.clock,
                 least,
                 limit: work.limit.1,
                 limit_with_level: work.limit.2,
                 alone: groups.members.len() == 1,
                 noise,
                 long_run: noise.long_run(),
-                around: groups.around(&group, members.iter().filter(moved).count() as u32),
+                around: groups.around(&group, past.moved),
             };
             for number in group.from..group.to {
-                let member = groups.members[number];
-                let row = &rows[member.row as usize];
+                let member = groups.member(&group, number);
                 let beside = (context.around.peers >= MIN_PEERS)
                     .then(|| groups.beside(&group, number, &mut work.values));
-                let entry = &mut self.entries[member.slot as usize];
-                let rank = &mut self.ranks[member.slot as usize];
+                let mut one = self.ranks.one(member.slot);
                 let changes = &mut rank::Work { widths: &mut work.widths, next_id };
-                let reason = rank.judge(entry, &member, row, beside, &context, changes);
-                if entry.open {
-                    rank.tell_work(groups.work(place, rows, row));
+                let reason = one.judge(&member, rows, beside, &context, changes);
+                if one.entry.open {
+                    let row = &rows[member.row as usize];
+                    one.cases.tell_work(groups.work(place, rows, row));
                 }
                 if let Some(reason) = reason {
-                    let (job, rank, window) = (row.job, row.rank, row.window);
+                    let RankWindow { job, rank, window, .. } = rows[member.row as usize];
                     update.abstentions.push(Abstention { job, rank, window, reason });
                 }
             }
@@ -288,14 +282,11 @@ impl JobScore {
         config: &Config,
         next_id: &mut u64,
     ) {
-        work.values.clear();
-        let members = &work.groups.members;
-        let transfers = members.iter().map(|member| rows[member.row as usize].comm);
-        work.values.extend(transfers.filter(|comm| *comm > 0.0));
-        if work.values.len() < 2 {
+        let Groups { members, transfers, .. } = &mut work.groups;
+        if transfers.len() < 2 {
             return;
         }
-        let comm = Middle::of(&mut work.values).median();
+        let comm = Middle::of(transfers).median();
         let value = comm.ln();
         let whole = Whole {
             kind: Kind::Network,
@@ -311,41 +302,34 @@ impl JobScore {
     }
 
     fn stragglers(&self) -> Vec<Straggler> {
-        let proven = self.entries.iter().zip(&self.ranks).filter(|(entry, _)| entry.proven);
-        let straggler = |(entry, rank): (&Entry, &RankScore)| {
-            let finding = rank.case.as_ref()?.finding.as_ref()?;
+        let straggler = |slot: u32| {
+            let (entry, cases) =
+                (&self.ranks.entries[slot as usize], &self.ranks.cases[slot as usize]);
+            let finding = cases.case.as_ref().filter(|_| entry.proven)?.finding.as_ref()?;
             let extra_ns = finding.own_ns - finding.peers_own_ns;
             Some(Straggler { signature: entry.key.0, extra_ns })
         };
-        proven.filter_map(straggler).collect()
+        self.ranks.open().filter_map(straggler).collect()
     }
 
     /// Every open finding, and those that this window cleared.
-    fn show(&mut self, update: &mut Update) {
-        let mut gone = false;
-        for (entry, rank) in self.entries.iter_mut().zip(&mut self.ranks) {
-            let missing = entry.missing > MISSING_WINDOWS;
-            gone |= missing;
-            if !entry.open {
-                continue;
-            }
-            for slot in [&mut rank.case, &mut rank.sometimes] {
-                if let (true, Some(case)) = (missing, &mut *slot) {
+    fn show(&mut self, work: &mut Work, update: &mut Update) {
+        work.slots.clear();
+        work.slots.extend(self.ranks.open());
+        for slot in &work.slots {
+            let missing = self.ranks.missing(&self.ranks.entries[*slot as usize]);
+            let mut one = self.ranks.one(*slot);
+            for slot in [&mut one.cases.case, &mut one.cases.sometimes] {
+                if let (true, Some(case)) = (missing > MISSING_WINDOWS, &mut *slot) {
                     end(case);
                 }
                 show(slot, update);
             }
-            rank.tell(entry);
+            one.tell();
         }
         show(&mut self.wide.case, update);
         show(&mut self.network.case, update);
         self.compared.values_mut().for_each(|score| show(&mut score.case, update));
-        if gone {
-            let mut entries = self.entries.iter();
-            let here = |entry: &Entry| entry.missing <= MISSING_WINDOWS;
-            self.ranks.retain(|_| entries.next().is_some_and(here));
-            self.entries.retain(here);
-        }
     }
 }
 

@@ -13,10 +13,13 @@ mod case;
 mod compare;
 mod estimate;
 mod fast;
+mod finding;
 mod groups;
 mod job;
 mod rank;
+mod ranks;
 mod rows;
+mod scan;
 mod series;
 mod state;
 mod whole;
@@ -225,14 +228,20 @@ pub struct Scorer {
     jobs: HashMap<u64, job::JobScore>,
     calls: u64,
     next_id: u64,
-    accepted: Vec<u32>,
+    accepted: rows::Accepted,
 }
 
 impl Scorer {
     /// Errors name the bad value of `config`.
     pub fn new(config: Config) -> Result<Scorer, String> {
         config.check()?;
-        Ok(Scorer { config, jobs: HashMap::new(), calls: 0, next_id: 1, accepted: Vec::new() })
+        Ok(Scorer {
+            config,
+            jobs: HashMap::new(),
+            calls: 0,
+            next_id: 1,
+            accepted: rows::Accepted::default(),
+        })
     }
 
     /// Scores one window of one job; rows of several jobs are scored one job after another.
@@ -263,7 +272,7 @@ impl Scorer {
     #[must_use]
     pub fn ends(&self, job: u64) -> Option<Ends> {
         let job = self.jobs.get(&job)?;
-        let step = job.entries.iter().map(|entry| entry.last_step).max().unwrap_or_default();
+        let step = job.ranks.entries.iter().map(|entry| entry.last_step).max().unwrap_or_default();
         Some(Ends { window: job.window?, tenth: job.fast.last, step })
     }
 
@@ -282,9 +291,9 @@ impl Scorer {
         self.calls += 1;
         let known = self.jobs.get(&first.job);
         let (last, tenth) = (known.and_then(|job| job.window), known.and_then(|job| job.fast.last));
-        rows::accept(rows, last, tenth, &mut self.accepted);
-        update.refused_rows += (rows.len() - self.accepted.len()) as u64;
-        let Some(&accepted) = self.accepted.first() else { return };
+        self.accepted.choose(rows, last, tenth);
+        update.refused_rows += (rows.len() - self.accepted.places.len()) as u64;
+        let Some(&accepted) = self.accepted.places.first() else { return };
         if rows[accepted as usize].flags & flag::TENTH != 0 {
             // Tenths of a job without a window tell nothing.
             if let Some(job) = self.jobs.get_mut(&first.job) {

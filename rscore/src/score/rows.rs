@@ -9,33 +9,64 @@ const MAX_WINDOW: u64 = 1 << 63;
 const LEAST_SHARE: f64 = 1e-12;
 const LONGEST: f64 = 1e200;
 
-/// Puts the places of the rows that may be scored into `accepted`, one of each rank, by rank: those
-/// of the window that most of the plausible rows name. `last` and `last_tenth` are the job's last
-/// scored window and tenth of one; nothing up to them is accepted again.
-pub(super) fn accept(
-    rows: &[RankWindow],
-    last: Option<u64>,
-    last_tenth: Option<u64>,
-    accepted: &mut Vec<u32>,
-) {
-    accepted.clear();
-    let good = |row: &RankWindow| {
-        let last = if row.flags & flag::TENTH == 0 { last } else { last_tenth };
-        plausible(row) && last.is_none_or(|last| row.window > last)
-    };
-    accepted.extend((0..rows.len() as u32).filter(|&place| good(&rows[place as usize])));
-    let row = |place: &u32| &rows[*place as usize];
-    let of = |place: &u32| (row(place).flags & flag::TENTH, row(place).window);
-    let Some(first) = accepted.first().map(of) else { return };
-    if accepted.iter().any(|place| of(place) != first) {
-        let most = most_named(accepted.iter().map(of).collect());
-        accepted.retain(|place| of(place) == most);
+/// Rows that may be scored.
+#[derive(Debug, Default)]
+pub(super) struct Accepted {
+    /// Their places, one of each rank, by rank.
+    pub places: Vec<u32>,
+    /// Their steps, when all are of whole windows with as many.
+    pub steps: Option<u32>,
+}
+
+impl Accepted {
+    pub fn ranks<'a>(&'a self, rows: &'a [RankWindow]) -> impl Iterator<Item = u32> + 'a {
+        self.places.iter().map(|place| rows[*place as usize].rank)
     }
-    if !accepted.is_sorted_by(|a, b| row(a).rank < row(b).rank) {
-        // Stable: the first row of a rank counts.
-        accepted.sort_by_key(|place| row(place).rank);
-        accepted.dedup_by_key(|place| row(place).rank);
+
+    /// Accepts rows of the window that most of the plausible ones name. `last` and `last_tenth`
+    /// are the job's last scored window and tenth of one; nothing up to them is accepted again.
+    pub fn choose(&mut self, rows: &[RankWindow], last: Option<u64>, last_tenth: Option<u64>) {
+        let Accepted { places, steps } = self;
+        let fresh = |row: &RankWindow| {
+            let last = if row.flags & flag::TENTH == 0 { last } else { last_tenth };
+            last.is_none_or(|last| row.window > last)
+        };
+        places.clear();
+        places.extend(0..rows.len() as u32);
+        *steps = rows.first().map(|row| row.steps);
+        if rows.first().is_none_or(|row| fresh(row) && are_one_window(rows)) {
+            return;
+        }
+        *steps = None;
+        let good = |row: &RankWindow| plausible(row) && fresh(row);
+        places.retain(|&place| good(&rows[place as usize]));
+        let row = |place: &u32| &rows[*place as usize];
+        let of = |place: &u32| (row(place).flags & flag::TENTH, row(place).window);
+        let Some(first) = places.first().map(of) else { return };
+        if places.iter().any(|place| of(place) != first) {
+            let most = most_named(places.iter().map(of).collect());
+            places.retain(|place| of(place) == most);
+        }
+        if !places.is_sorted_by(|a, b| row(a).rank < row(b).rank) {
+            // Stable: the first row of a rank counts.
+            places.sort_by_key(|place| row(place).rank);
+            places.dedup_by_key(|place| row(place).rank);
+        }
     }
+}
+
+/// Whether all rows are plausible, of one window, of as many steps, whole, and in the order of
+/// their ranks: as nearly always. One way through the rows.
+fn are_one_window(rows: &[RankWindow]) -> bool {
+    let first = &rows[0];
+    let (mut next, mut good) = (0, first.flags & flag::PARTIAL == 0 && first.steps > 0);
+    for row in rows {
+        good &= plausible(row) & (row.window == first.window) & (row.steps == first.steps);
+        good &=
+            ((row.flags ^ first.flags) & (flag::TENTH | flag::PARTIAL) == 0) & (row.rank >= next);
+        next = row.rank.wrapping_add(1);
+    }
+    good
 }
 
 /// The window that occurs most often, the first of several.
@@ -50,19 +81,20 @@ fn most_named(mut windows: Vec<(u32, u64)>) -> (u32, u64) {
     best
 }
 
+#[inline]
 fn plausible(row: &RankWindow) -> bool {
-    let positive = |value: f64| value.is_finite() && value > 0.0;
-    let not_negative = |value: f64| value.is_finite() && value >= 0.0;
-    let own_known = row.flags & flag::OWN_UNKNOWN == 0;
-    let times = !own_known
-        || positive(row.own)
-            && row.own >= row.wall * LEAST_SHARE
-            && row.own <= row.wall * 1.001
-            && not_negative(row.wait)
-            && not_negative(row.comm)
-            && (row.own_se.is_nan() || not_negative(row.own_se));
-    let steps = row.flags & flag::STEPS_NOT_INFERRED != 0 || row.steps > 0;
-    let rank = row.rank < row.world_size && row.world_size <= MAX_WORLD;
-    let wall = positive(row.wall) && row.wall <= LONGEST;
-    times && steps && rank && wall && not_negative(row.bytes) && row.window < MAX_WINDOW
+    // Comparisons with NaN are false, and infinities are above MAX. Without branches.
+    let positive = |value: f64| (value > 0.0) & (value <= f64::MAX);
+    let not_negative = |value: f64| (value >= 0.0) & (value <= f64::MAX);
+    let times = positive(row.own)
+        & (row.own >= row.wall * LEAST_SHARE)
+        & (row.own <= row.wall * 1.001)
+        & not_negative(row.wait)
+        & not_negative(row.comm)
+        & (row.own_se.is_nan() | not_negative(row.own_se));
+    let unknown = row.flags & flag::OWN_UNKNOWN != 0;
+    let steps = (row.flags & flag::STEPS_NOT_INFERRED != 0) | (row.steps > 0);
+    let rank = (row.rank < row.world_size) & (row.world_size <= MAX_WORLD);
+    let wall = (row.wall > 0.0) & (row.wall <= LONGEST);
+    (times | unknown) & steps & rank & wall & not_negative(row.bytes) & (row.window < MAX_WINDOW)
 }

@@ -1,8 +1,7 @@
-//! One series of logarithms: its past, its noise, and the scan for a run that is slow. The text
+//! One series of logarithms: its past and its noise. The text
 //! is `stragd/scoring/series.py`; both sides do the same operations in the same order.
 
-use super::case::Evidence;
-use super::estimate::{student_limit, RUN};
+use super::estimate::RUN;
 
 /// Noise of a window before anything was learnt (ln), and how many differences that is worth.
 const NOISE_PRIOR: f64 = 0.02;
@@ -27,11 +26,6 @@ const UNCORRELATED: f64 = 10.0;
 /// estimate: it is the group's, and one rank's may be above it.
 const MARGIN: f64 = 0.5;
 const RELATIVE: f64 = 1.1;
-/// Windows before a run, at least.
-pub(super) const LEAST_PAST: usize = 3;
-/// Share of the limit that a run must reach without its largest window.
-const REST: f64 = 0.6;
-const SUSPECT_SHARE: f64 = 0.7;
 
 /// What the members of a group say about the noise of one window (ln).
 #[derive(Clone, Copy, Debug)]
@@ -51,18 +45,31 @@ impl Noise {
     pub fn long_run(&self) -> f64 {
         ((1.0 + self.correlation) / (1.0 - self.correlation)).sqrt()
     }
+
+    /// A series' own noise (`Spread::own`) over the group's.
+    fn ratio(&self, own: f64) -> f64 {
+        ratio(own, self.differences)
+    }
 }
 
-/// State of one series. `values` are relative to `anchor`, the newest first.
+/// Chains that sums of a series are taken in, beside each other, and windows of each.
+pub(super) const CHAINS: usize = 4;
+pub(super) const CHAIN: usize = RUN / CHAINS;
+
+/// One figure of each of the newest windows: that of window `w` (0 is the newest) is at
+/// `[w % CHAIN][w / CHAIN]`.
+pub(super) type Lanes<T> = [[T; CHAINS]; CHAIN];
+
+/// State of one series. `values` are relative to `anchor`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Series {
+    pub values: Lanes<f32>,
     pub anchor: f64,
     pub base: f64,
+    /// Sum of the newest `length` values.
+    pub total: f64,
     pub known: u32,
     pub length: u32,
-    pub values: [f32; RUN],
-    /// Sum of `values`.
-    pub total: f64,
 }
 
 impl Series {
@@ -76,6 +83,15 @@ impl Series {
         (f64::from(self.known) * self.base + self.total) / self.count() as f64
     }
 
+    /// The newest value is that of window 0.
+    pub fn value(&self, window: usize) -> f32 {
+        self.values[window % CHAIN][window / CHAIN]
+    }
+
+    pub fn value_mut(&mut self, window: usize) -> &mut f32 {
+        &mut self.values[window % CHAIN][window / CHAIN]
+    }
+
     /// Takes the value of one window; the oldest of the newest becomes past.
     pub fn push(
         &mut self,
@@ -86,22 +102,23 @@ impl Series {
         history: u32,
     ) {
         if self.length > 0 {
-            let second = (self.length > 1).then(|| f64::from(self.values[1]));
-            spread.learn(value, f64::from(self.values[0]), second, noise);
+            let second = (self.length > 1).then(|| f64::from(self.value(1)));
+            spread.learn(value, f64::from(self.value(0)), second, noise);
         }
         if self.length as usize == RUN {
-            let oldest = f64::from(self.values[RUN - 1]);
+            let oldest = f64::from(self.value(RUN - 1));
             self.total -= oldest;
             let mut step = oldest - self.base;
             if self.known > 4 {
                 step = step.max(-3.0 * deviation).min(3.0 * deviation);
             }
-            self.base += (1.0 / f64::from(self.known + 1)).max(1.0 / f64::from(history)) * step;
+            self.base += 1.0 / f64::from((self.known + 1).min(history)) * step;
             self.known = (self.known + 1).min(history);
         }
-        self.values.copy_within(..RUN - 1, 1);
-        self.values[0] = value as f32;
-        self.total += f64::from(self.values[0]);
+        let last = self.values[CHAIN - 1];
+        self.values.copy_within(..CHAIN - 1, 1);
+        self.values[0] = [value as f32, last[0], last[1], last[2]];
+        self.total += f64::from(self.value(0));
         self.length = (self.length + 1).min(RUN as u32);
     }
 
@@ -143,11 +160,11 @@ impl Spread {
         }
     }
 
-    /// Its own noise over the group's.
-    fn ratio(&self, differences: f64) -> f64 {
+    /// Half its mean squared difference; NaN before the first.
+    pub fn own(&self) -> f64 {
         match self.near_weight > 0.0 {
-            true => (self.near / self.near_weight / differences).min(9.0),
-            false => 1.0,
+            true => self.near / self.near_weight,
+            false => f64::NAN,
         }
     }
 
@@ -155,8 +172,26 @@ impl Spread {
     /// variance is a prior (scaled inverse chi-square) of `noise.alike` degrees.
     pub fn deviation(&self, noise: &Noise) -> (f64, f64) {
         let own = self.near_weight / DIFFERENCES;
-        let share = (noise.alike + own * self.ratio(noise.differences)) / (noise.alike + own);
+        let share = (noise.alike + own * noise.ratio(self.own())) / (noise.alike + own);
         ((noise.variance * share).sqrt(), (noise.alike + own).min(noise.degrees))
+    }
+}
+
+/// What the differences of several series say together, added in the order of their ranks.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sums {
+    near: f64,
+    near_weight: f64,
+    far: f64,
+    far_weight: f64,
+}
+
+impl Sums {
+    pub fn add(&mut self, one: &Spread) {
+        self.near += one.near;
+        self.near_weight += one.near_weight;
+        self.far += one.far;
+        self.far_weight += one.far_weight;
     }
 }
 
@@ -177,6 +212,19 @@ impl Default for Prior {
 }
 
 impl Prior {
+    /// What a whole job says about the noise of its groups, but for its members, which are added.
+    /// `stated` is the median of the standard errors that its windows state (ln), 0 where none
+    /// does.
+    pub fn of_job(stated: f64) -> Prior {
+        let start = if stated > 0.0 { (STATED * stated).min(NOISE_PRIOR) } else { NOISE_PRIOR };
+        Prior { near: PRIOR_WEIGHT * start * start, weight: PRIOR_WEIGHT, inside: true }
+    }
+
+    pub fn add(&mut self, one: &Spread) {
+        self.near += one.near;
+        self.weight += one.near_weight;
+    }
+
     /// (Sum, weight) without a group that has these.
     fn rest(&self, near: f64, near_weight: f64) -> (f64, f64) {
         if !self.inside {
@@ -186,214 +234,56 @@ impl Prior {
     }
 }
 
-/// What a whole job says about the noise of its groups. `stated` is the median of the standard
-/// errors that its windows state (ln), 0 where none does.
-pub(super) fn lend<'a>(everybody: impl Iterator<Item = &'a Spread>, stated: f64) -> Prior {
-    let start = if stated > 0.0 { (STATED * stated).min(NOISE_PRIOR) } else { NOISE_PRIOR };
-    let (mut near, mut weight) = (PRIOR_WEIGHT * start * start, PRIOR_WEIGHT);
-    for one in everybody {
-        near += one.near;
-        weight += one.near_weight;
+fn ratio(own: f64, differences: f64) -> f64 {
+    match own.is_nan() {
+        true => 1.0,
+        false => (own / differences).min(9.0),
     }
-    Prior { near, weight, inside: true }
 }
 
-/// Noise of a group, from its members in the order of their ranks.
-pub(super) fn pool<'a>(
-    members: impl Iterator<Item = &'a Spread> + Clone,
-    floor: f64,
-    prior: Prior,
-) -> Noise {
-    let (mut near, mut near_weight, mut far, mut far_weight) = (0.0, 0.0, 0.0, 0.0);
-    for one in members.clone() {
-        near += one.near;
-        near_weight += one.near_weight;
-        far += one.far;
-        far_weight += one.far_weight;
+impl Noise {
+    /// Of a group: the sums of its members, and what each is by itself (`Spread::own`).
+    pub fn of(sums: &Sums, owns: impl Iterator<Item = f64>, floor: f64, prior: Prior) -> Noise {
+        let Sums { mut near, mut near_weight, far, far_weight } = *sums;
+        // An AR(1) has lag-1 differences of (1 - rho) and lag-2 ones of (1 - rho^2) variances.
+        let mut correlation = 0.0;
+        if far_weight > 0.0 && near > 0.0 {
+            correlation = (far / far_weight / (near / near_weight) - 1.0).clamp(0.0, 0.9);
+            correlation *= far_weight / (far_weight + UNCORRELATED);
+        }
+        let (rest, rest_weight) = prior.rest(near, near_weight);
+        let lent = rest_weight.min(LENT);
+        near += lent * (rest / rest_weight);
+        near_weight += lent;
+        let differences = (near / near_weight).max(1e-12);
+        let variance = (differences / (1.0 - correlation)).max(floor * floor);
+        let degrees = near_weight / DIFFERENCES;
+        let believed = (RELATIVE * correlation + MARGIN / degrees.sqrt()).min(0.9);
+        let alike = likeness(owns, sums.near_weight, differences);
+        Noise { differences, variance, correlation: believed, alike, degrees }
     }
-    // An AR(1) has lag-1 differences of (1 - rho) and lag-2 ones of (1 - rho^2) variances.
-    let mut correlation = 0.0;
-    if far_weight > 0.0 && near > 0.0 {
-        correlation = (far / far_weight / (near / near_weight) - 1.0).clamp(0.0, 0.9);
-        correlation *= far_weight / (far_weight + UNCORRELATED);
+
+    /// Of one series.
+    pub fn of_one(spread: &Spread, floor: f64) -> Noise {
+        let mut sums = Sums::default();
+        sums.add(spread);
+        Noise::of(&sums, std::iter::once(spread.own()), floor, Prior::default())
     }
-    let (rest, rest_weight) = prior.rest(near, near_weight);
-    let lent = rest_weight.min(LENT);
-    near += lent * (rest / rest_weight);
-    near_weight += lent;
-    let differences = (near / near_weight).max(1e-12);
-    let variance = (differences / (1.0 - correlation)).max(floor * floor);
-    let degrees = near_weight / DIFFERENCES;
-    let believed = (RELATIVE * correlation + MARGIN / degrees.sqrt()).min(0.9);
-    let alike = likeness(members, differences);
-    Noise { differences, variance, correlation: believed, alike, degrees }
 }
 
 /// How alike the members' noise is, in degrees of freedom: what their variances differ beyond
 /// what the estimates themselves do (2 / degrees each).
-fn likeness<'a>(members: impl Iterator<Item = &'a Spread>, differences: f64) -> f64 {
-    let (mut count, mut total, mut squares, mut weight) = (0.0, 0.0, 0.0, 0.0);
-    for one in members {
-        let ratio = one.ratio(differences);
+fn likeness(owns: impl Iterator<Item = f64>, weight: f64, differences: f64) -> f64 {
+    let (mut count, mut total, mut squares) = (0.0, 0.0, 0.0);
+    for own in owns {
+        let ratio = ratio(own, differences);
         count += 1.0;
         total += ratio;
         squares += ratio * ratio;
-        weight += one.near_weight;
     }
     let mean = total / count;
     let differ = squares / count - mean * mean;
     let extra = (differ - 2.0 * DIFFERENCES / f64::max(weight / count, 1.0)).max(0.0);
     let between = (ALIKE_RANKS * (2.0 / ALIKE) + count * extra) / (ALIKE_RANKS + count);
     (2.0 / between).clamp(8.0, 1000.0)
-}
-
-/// What the scan of one series says: the newest `windows` are slower by `shift` (ln) than `before`
-/// (the mean of all others, relative to the anchor); `deviate` in standard deviations.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Change {
-    pub evidence: Evidence,
-    pub windows: usize,
-    pub before: f64,
-    pub shift: f64,
-    pub deviate: f64,
-}
-
-impl Change {
-    pub fn none(evidence: Evidence) -> Change {
-        Change { evidence, windows: 0, before: 0.0, shift: 0.0, deviate: 0.0 }
-    }
-}
-
-/// 1 / sqrt(m n / (m + n)) of a run of m windows after n others, m from 1; every rank that has
-/// been there as long shares them.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Widths {
-    count: usize,
-    inverse: [f64; RUN],
-}
-
-impl Widths {
-    fn of(&mut self, count: usize) -> &[f64; RUN] {
-        if self.count != count {
-            self.count = count;
-            for windows in 1..=RUN.min(count.saturating_sub(1)) {
-                let (m, past) = (windows as f64, (count - windows) as f64);
-                self.inverse[windows - 1] = 1.0 / (m * past / count as f64).sqrt();
-            }
-        }
-        &self.inverse
-    }
-}
-
-/// What a scan is held against.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Test {
-    pub deviation: f64,
-    pub degrees: f64,
-    /// `Noise::long_run`.
-    pub long_run: f64,
-    /// Standard deviations, of a Gaussian.
-    pub limit: f64,
-    /// Least shift that matters (ln).
-    pub least: f64,
-    /// Least run that proves anything, and the share of its windows that is slow at least.
-    pub shortest: usize,
-    pub share: f64,
-}
-
-/// Sums of the newest 1, 2, ... values. Four by four: as one chain, each would wait for the last.
-fn prefix_sums(values: &[f32; RUN]) -> [f64; RUN] {
-    let (mut sums, mut block) = ([0.0; RUN], 0.0);
-    for from in (0..RUN).step_by(4) {
-        let value = |place: usize| f64::from(values[from + place]);
-        let one = value(0);
-        let two = one + value(1);
-        let three = two + value(2);
-        let four = three + value(3);
-        sums[from] = block + one;
-        sums[from + 1] = block + two;
-        sums[from + 2] = block + three;
-        sums[from + 3] = block + four;
-        block = sums[from + 3];
-    }
-    sums
-}
-
-/// The largest of some values, or 0. Four chains: one would wait for each comparison.
-fn largest(values: &[f64]) -> f64 {
-    let mut most = [0.0; 4];
-    for values in values.chunks(4) {
-        for (most, value) in most.iter_mut().zip(values) {
-            *most = if *value > *most { *value } else { *most };
-        }
-    }
-    most.into_iter().fold(0.0, f64::max)
-}
-
-/// The run of newest windows that differs most from all before it.
-///
-/// A run of m windows after n others has the deviate (mean of m - mean of n) over
-/// sqrt(1 / m + 1 / n) standard deviations, which is (sum of m - m mean of all) over
-/// sqrt(m n / (m + n)); neighbours that resemble each other count as fewer. The newest window
-/// alone may be a suspicion.
-pub(super) fn scan(series: &Series, test: &Test, widths: &mut Widths) -> Change {
-    let (count, center) = (series.count(), series.center());
-    let long_run = test.deviation * test.long_run;
-    let longest = (series.length as usize).min(count.saturating_sub(LEAST_PAST));
-    let sums = prefix_sums(&series.values);
-    let inverse = widths.of(count);
-    let mut deviates = [0.0; RUN];
-    for (place, deviate) in deviates[..longest].iter_mut().enumerate() {
-        *deviate = (sums[place] - (place + 1) as f64 * center) * inverse[place];
-    }
-    let newest = deviates[0];
-    let runs = &deviates[(test.shortest - 1).min(longest)..longest];
-    let proof = largest(runs);
-    if newest.max(proof) < SUSPECT_SHARE * test.limit * long_run {
-        return Change::none(Evidence::Calm);
-    }
-    let proof_windows = || {
-        let place = runs.iter().position(|deviate| *deviate == proof);
-        place.unwrap_or_default() + test.shortest
-    };
-    let sizes = |windows: usize| {
-        let before = (count as f64 * center - sums[windows - 1]) / (count - windows) as f64;
-        (before, sums[windows - 1] / windows as f64 - before)
-    };
-    let limit = student_limit(test.limit, test.degrees) * long_run;
-    if proof >= limit {
-        let windows = proof_windows();
-        let (before, shift) = sizes(windows);
-        let run = &series.values[..windows];
-        let (rest, slow) = slow_throughout(run, sums[windows - 1], before, shift);
-        if shift >= test.least && rest >= REST * limit && slow >= test.share {
-            let (evidence, deviate) = (Evidence::Strong, proof / long_run);
-            return Change { evidence, windows, before, shift, deviate };
-        }
-    }
-    let best = newest.max(proof);
-    if best < SUSPECT_SHARE * limit {
-        return Change::none(Evidence::Calm);
-    }
-    let windows = if newest > proof { 1 } else { proof_windows() };
-    let (before, shift) = sizes(windows);
-    if shift < test.least || f64::from(series.values[0]) < before + shift / 2.0 {
-        return Change::none(Evidence::Calm);
-    }
-    let (evidence, deviate) = (Evidence::Weak, best / long_run);
-    Change { evidence, windows, before, shift, deviate }
-}
-
-/// (Deviate of a run without its largest window: no single one makes a case; share of its windows
-/// above half of the shift.)
-fn slow_throughout(run: &[f32], total: f64, before: f64, shift: f64) -> (f64, f64) {
-    let others = run.len() as f64 - 1.0;
-    let (mut largest, mut slow) = (f64::from(run[0]), 0);
-    for value in run {
-        let value = f64::from(*value);
-        largest = largest.max(value);
-        slow += u32::from(value - before > shift / 2.0);
-    }
-    let rest = (total - largest - others * before) / others.sqrt();
-    (rest, f64::from(slow) / run.len() as f64)
 }

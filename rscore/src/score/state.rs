@@ -6,7 +6,7 @@ use super::compare::Compared;
 use super::estimate::RUN;
 use super::fast::FastScore;
 use super::job::JobScore;
-use super::rank::{Entry, RankScore};
+use super::ranks::One;
 use super::series::{Series, Spread};
 use super::whole::WholeScore;
 use super::{Basis, Finding, Kind, Scorer, State, MAX_JOBS};
@@ -196,14 +196,15 @@ fn pass_job(pass: &mut impl Pass, job: &mut JobScore) -> Result<(), String> {
         pass.u64(begin)?;
     }
     pass_fast(pass, &mut job.fast)?;
-    let count = pass.count(job.ranks.len(), super::rows::MAX_WORLD)?;
+    let count = pass.count(job.ranks.entries.len(), super::rows::MAX_WORLD)?;
     for place in 0..count {
         if pass.reads() {
-            job.entries.push(Entry::default());
-            job.ranks.push(RankScore::default());
+            job.ranks.push(0);
         }
-        pass_rank(pass, &mut job.entries[place], &mut job.ranks[place])?;
-        if place > 0 && job.entries[place - 1].rank >= job.entries[place].rank {
+        let clock = job.ranks.clock;
+        pass_rank(pass, &mut job.ranks.one(place as u32), clock)?;
+        let entries = &job.ranks.entries;
+        if place > 0 && entries[place - 1].rank >= entries[place].rank {
             return Err("state: ranks are not in order".into());
         }
     }
@@ -221,30 +222,33 @@ fn pass_job(pass: &mut impl Pass, job: &mut JobScore) -> Result<(), String> {
     Ok(())
 }
 
-fn pass_rank(pass: &mut impl Pass, entry: &mut Entry, rank: &mut RankScore) -> Result<(), String> {
-    rank.catch_up(&mut entry.behind);
+fn pass_rank(pass: &mut impl Pass, one: &mut One<'_>, clock: u32) -> Result<(), String> {
+    let One { entry, score, cases, .. } = one;
+    score.catch_up(clock);
     pass.u32(&mut entry.rank)?;
     pass.u64(&mut entry.key.0)?;
     pass.u32(&mut entry.key.1)?;
     pass.u32(&mut entry.key.2)?;
     pass.u32(&mut entry.world_size)?;
     pass.u64(&mut entry.last_step)?;
-    pass.u32(&mut entry.missing)?;
-    pass.u64(&mut rank.present)?;
-    pass.u32(&mut rank.high)?;
-    pass.u32(&mut rank.gross)?;
-    pass.u64(&mut rank.gross_since.0)?;
-    pass.u64(&mut rank.gross_since.1)?;
-    pass.f64(&mut rank.past)?;
-    pass.u32(&mut rank.past_count)?;
+    let mut missing = clock.wrapping_sub(entry.seen);
+    pass.u32(&mut missing)?;
+    entry.seen = clock.wrapping_sub(missing);
+    pass.u64(&mut score.present)?;
+    pass.u32(&mut score.high)?;
+    pass.u32(&mut score.gross)?;
+    pass.u64(&mut cases.gross_since.0)?;
+    pass.u64(&mut cases.gross_since.1)?;
+    pass.f64(&mut score.past)?;
+    pass.u32(&mut score.past_count)?;
     pass.f64(&mut entry.fast)?;
-    pass.u64(&mut rank.fast_since.0)?;
-    pass.u64(&mut rank.fast_since.1)?;
-    pass.u64(&mut entry.named)?;
-    pass_series(pass, &mut rank.series, &mut entry.spread)?;
-    pass_case(pass, &mut rank.case)?;
-    pass_case(pass, &mut rank.sometimes)?;
-    rank.tell(entry);
+    pass.u64(&mut cases.fast_since.0)?;
+    pass.u64(&mut cases.fast_since.1)?;
+    pass.u64(&mut cases.named)?;
+    pass_series(pass, &mut score.series, one.spread)?;
+    pass_case(pass, &mut cases.case)?;
+    pass_case(pass, &mut cases.sometimes)?;
+    one.tell();
     Ok(())
 }
 
@@ -284,8 +288,8 @@ fn pass_series(
         return Err("state: a past is too long".into());
     }
     series.length = pass.count(series.length as usize, RUN as u32)? as u32;
-    for value in &mut series.values[..series.length as usize] {
-        pass.f32(value)?;
+    for window in 0..series.length as usize {
+        pass.f32(series.value_mut(window))?;
     }
     pass.f64(&mut series.total)?;
     pass.f64(&mut spread.near)?;

@@ -1,8 +1,10 @@
 //! Series of the whole job: everybody's own time, and the transfers.
 
 use super::case::{suspect, Case, Evidence};
-use super::rank::{finding, since};
-use super::series::{pool, scan, Prior, Series, Spread, Test, Widths};
+use super::finding::finding;
+use super::rank::since;
+use super::scan::{scan, Test, Widths};
+use super::series::{Noise, Series, Spread};
 use super::{Basis, Config, Finding, Kind};
 use crate::window::RankWindow;
 
@@ -43,7 +45,7 @@ impl WholeScore {
     /// One window; `value` is a logarithm.
     pub fn judge(&mut self, value: f64, whole: &Whole<'_>, widths: &mut Widths, next_id: &mut u64) {
         let (config, series) = (whole.config, &mut self.series);
-        let noise = pool(std::iter::once(&self.spread), FLOOR, Prior::default());
+        let noise = Noise::of_one(&self.spread, FLOOR);
         let (deviation, degrees) = self.spread.deviation(&noise);
         self.present <<= 1;
         if let Some(case) = self.case.as_mut().filter(|case| case.is_proven()) {
@@ -66,7 +68,7 @@ impl WholeScore {
             shortest: SHORTEST,
             share: 1.0,
         };
-        let change = scan(series, &test, widths);
+        let change = scan(series, series.center(), &test, widths);
         let doubtful = whole.doubtful && change.evidence >= Evidence::Weak;
         let evidence = if doubtful { Evidence::Open } else { change.evidence };
         let since = since(self.present, change.windows, whole.recent);
@@ -86,7 +88,7 @@ impl WholeScore {
     pub fn show(&mut self, value: f64, own: f64, whole: &Whole<'_>) {
         let Some(case) = &mut self.case else { return };
         let difference = value - self.series.anchor - case.base;
-        let noise = pool(std::iter::once(&self.spread), FLOOR, Prior::default());
+        let noise = Noise::of_one(&self.spread, FLOOR);
         let (deviation, _) = self.spread.deviation(&noise);
         let before = own * (-difference).exp();
         let shown = finding(case, whole.kind, whole.row, difference, own, before, deviation, 1.0);

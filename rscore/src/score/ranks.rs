@@ -1,0 +1,261 @@
+//! What is kept of the ranks of a job, apart by how often it is read: a quiet window reads and
+//! writes `Entry`, `Spread` and `RankScore` of a rank in their order, and nothing of `Cases`.
+
+use std::collections::{BTreeSet, HashSet};
+
+use super::case::Case;
+use super::groups::Key;
+use super::series::{Series, Spread};
+use super::{Finding, State};
+use crate::window::RankWindow;
+
+/// Who a rank is, and what is said of it.
+#[derive(Clone, Debug, Default)]
+#[repr(align(64))]
+pub(super) struct Entry {
+    pub rank: u32,
+    pub world_size: u32,
+    /// The job's clock at its last row.
+    pub seen: u32,
+    /// Windows that its series remembers.
+    pub known: u32,
+    pub last_step: u64,
+    pub key: Key,
+    /// What is usual: center of the series, or what was before a proven run; NaN without a past.
+    pub usual: f64,
+    /// Excursion of the last tenth of a window (ln), 0 when there was none.
+    pub fast: f64,
+    /// Whether there is a finding; whether the rank is confirmed to be slow; that, or now and
+    /// then; whether it ever was.
+    pub open: bool,
+    pub proven: bool,
+    pub slow: bool,
+    pub named: bool,
+}
+
+/// What every window of a rank changes.
+#[derive(Clone, Debug, Default)]
+#[repr(align(64))]
+pub(super) struct RankScore {
+    pub series: Series,
+    /// Mean of the values themselves, not compared with anybody.
+    pub past: f64,
+    /// Which of the job's last 64 windows are in the series; bit 0 is that of `caught`.
+    pub present: u64,
+    /// Which of the rank's last 32 windows were slow; bit 0 is the newest.
+    pub high: u32,
+    pub gross: u32,
+    pub past_count: u32,
+    /// The job's clock at its last judged window.
+    pub caught: u32,
+}
+
+/// What only a rank that is or was slow has.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Cases {
+    pub case: Option<Box<Case>>,
+    pub sometimes: Option<Box<Case>>,
+    pub gross_since: (u64, u64),
+    /// First of the tenths that are excursions.
+    pub fast_since: (u64, u64),
+    /// Window after the one in which it was confirmed to be slow the last time; 0: never.
+    pub named: u64,
+}
+
+/// The ranks of a job, by rank: four tables of one length, a place in which is a slot.
+#[derive(Debug, Default)]
+pub(super) struct Ranks {
+    pub entries: Vec<Entry>,
+    pub spreads: Vec<Spread>,
+    pub scores: Vec<RankScore>,
+    pub cases: Vec<Cases>,
+    /// Slots of those with a finding.
+    open: BTreeSet<u32>,
+    /// Windows of the job; only differences count.
+    pub clock: u32,
+}
+
+/// One rank, to be changed.
+pub(super) struct One<'a> {
+    pub slot: u32,
+    pub entry: &'a mut Entry,
+    pub spread: &'a mut Spread,
+    pub score: &'a mut RankScore,
+    pub cases: &'a mut Cases,
+    open: &'a mut BTreeSet<u32>,
+}
+
+impl Entry {
+    /// Takes over who the rank is now. True when it has no past any more: another peer group,
+    /// another size of job, or a process that was started anew.
+    pub fn renew(&mut self, key: Key, row: &RankWindow) -> bool {
+        let same = self.key == key && self.world_size == row.world_size;
+        let anew = !same || row.first_step < self.last_step;
+        if anew {
+            let (rank, seen) = (self.rank, self.seen);
+            *self = Entry { rank, seen, usual: f64::NAN, ..Entry::default() };
+        }
+        (self.key, self.world_size, self.last_step) = (key, row.world_size, row.last_step);
+        anew
+    }
+
+    /// Windows that its series remembers.
+    pub fn learned(&self) -> usize {
+        self.known as usize
+    }
+}
+
+impl RankScore {
+    /// The windows that the job has had since the rank's last one.
+    pub fn catch_up(&mut self, clock: u32) {
+        self.present = self.present.checked_shl(clock.wrapping_sub(self.caught)).unwrap_or(0);
+        self.caught = clock;
+    }
+
+    pub fn learn_past(&mut self, value: f64, history: u32) {
+        let rate = 1.0 / f64::from((self.past_count + 1).min(history));
+        self.past += rate * (value - self.past);
+        self.past_count = (self.past_count + 1).min(history);
+    }
+}
+
+impl Cases {
+    pub fn is_proven(&self) -> bool {
+        self.case.as_ref().is_some_and(|case| case.is_proven())
+    }
+
+    /// Whether it was slow within the `recent` windows before `window`, and is not now.
+    pub fn has_moved(&self, entry: &Entry, window: u64, recent: u64) -> bool {
+        self.named > 0 && window.saturating_sub(self.named - 1) < recent && !entry.slow
+    }
+
+    /// The work that the job gives the rank, over its peers'; for its findings.
+    pub fn tell_work(&mut self, work: f64) {
+        for case in [&mut self.case, &mut self.sometimes].into_iter().flatten() {
+            if let Some(finding) = &mut case.finding {
+                finding.work = work;
+            }
+        }
+    }
+}
+
+impl One<'_> {
+    /// Forgets the past. Its findings end.
+    pub fn renew(&mut self, farewells: &mut Vec<Finding>) {
+        for case in [self.cases.case.take(), self.cases.sometimes.take()].into_iter().flatten() {
+            farewells.extend(case.finding.map(|f| Finding { state: State::Cleared, ..f }));
+        }
+        self.open.remove(&self.slot);
+        (*self.spread, *self.score) = (Spread::default(), RankScore::default());
+        *self.cases = Cases::default();
+    }
+
+    /// Writes into the entry what the rest says.
+    pub fn tell(&mut self) {
+        let (series, cases) = (&self.score.series, &*self.cases);
+        self.entry.usual = match &cases.case {
+            Some(case) if case.is_proven() => series.anchor + case.base,
+            _ if series.count() == 0 => f64::NAN,
+            _ => series.anchor + series.center(),
+        };
+        self.entry.known = series.count() as u32;
+        self.entry.proven = cases.is_proven();
+        self.entry.slow = self.entry.proven || cases.sometimes.is_some();
+        self.entry.named = cases.named > 0;
+        let open = cases.case.is_some() || cases.sometimes.is_some();
+        if std::mem::replace(&mut self.entry.open, open) == open {
+            return;
+        }
+        if open {
+            self.open.insert(self.slot);
+        } else {
+            self.open.remove(&self.slot);
+        }
+    }
+}
+
+impl Ranks {
+    pub fn one(&mut self, slot: u32) -> One<'_> {
+        let place = slot as usize;
+        One {
+            slot,
+            entry: &mut self.entries[place],
+            spread: &mut self.spreads[place],
+            score: &mut self.scores[place],
+            cases: &mut self.cases[place],
+            open: &mut self.open,
+        }
+    }
+
+    /// Windows since the last row of a rank.
+    pub fn missing(&self, entry: &Entry) -> u32 {
+        self.clock.wrapping_sub(entry.seen)
+    }
+
+    /// Slots of the ranks with a finding, in order.
+    pub fn open(&self) -> impl Iterator<Item = u32> + '_ {
+        self.open.iter().copied()
+    }
+
+    /// A rank behind all that are known.
+    pub fn push(&mut self, rank: u32) {
+        let usual = f64::NAN;
+        self.entries.push(Entry { rank, usual, seen: self.clock, ..Entry::default() });
+        self.spreads.push(Spread::default());
+        self.scores.push(RankScore { caught: self.clock, ..RankScore::default() });
+        self.cases.push(Cases::default());
+    }
+
+    /// The places of `wanted`, which is in order; `u32::MAX` for who is not known.
+    pub fn find(&self, wanted: impl Iterator<Item = u32>, slots: &mut Vec<u32>) {
+        let mut slot = 0;
+        slots.clear();
+        for rank in wanted {
+            while self.entries.get(slot).is_some_and(|entry| entry.rank < rank) {
+                slot += 1;
+            }
+            slots.push(match self.entries.get(slot) {
+                Some(entry) if entry.rank == rank => slot as u32,
+                _ => u32::MAX,
+            });
+        }
+    }
+
+    /// Makes the ranks that are not known yet.
+    pub fn add(&mut self, ranks: impl Iterator<Item = u32>) {
+        let known: HashSet<u32> = self.entries.iter().map(|entry| entry.rank).collect();
+        let sorted = self.entries.len();
+        for rank in ranks.filter(|rank| !known.contains(rank)) {
+            self.push(rank);
+        }
+        if self.entries[sorted.saturating_sub(1)..].is_sorted_by_key(|entry| entry.rank) {
+            return;
+        }
+        let mut order: Vec<u32> = (0..self.entries.len() as u32).collect();
+        order.sort_by_key(|slot| self.entries[*slot as usize].rank);
+        self.arrange(&order);
+    }
+
+    /// Forgets the ranks that were missing for more windows than that.
+    pub fn forget_missing(&mut self, windows: u32) {
+        let here = |slot: &u32| self.missing(&self.entries[*slot as usize]) <= windows;
+        let order: Vec<u32> = (0..self.entries.len() as u32).filter(here).collect();
+        if order.len() < self.entries.len() {
+            self.arrange(&order);
+        }
+    }
+
+    /// Keeps the ranks of these slots, in this order.
+    fn arrange(&mut self, order: &[u32]) {
+        fn pick<T: Default>(all: &mut Vec<T>, order: &[u32]) {
+            let taken = order.iter().map(|slot| std::mem::take(&mut all[*slot as usize]));
+            *all = taken.collect();
+        }
+        pick(&mut self.entries, order);
+        pick(&mut self.spreads, order);
+        pick(&mut self.scores, order);
+        pick(&mut self.cases, order);
+        let slots = (0..).zip(&self.entries).filter(|(_, entry)| entry.open);
+        self.open = slots.map(|(slot, _)| slot).collect();
+    }
+}
