@@ -85,7 +85,7 @@ fn most_named(mut windows: Vec<(u32, u64)>) -> (u32, u64) {
 fn plausible(row: &RankWindow) -> bool {
     // Comparisons with NaN are false, and infinities are above MAX. Without branches.
     let positive = |value: f64| (value > 0.0) & (value <= f64::MAX);
-    let not_negative = |value: f64| (value >= 0.0) & (value <= f64::MAX);
+    let not_negative = |value: f64| (0.0..=f64::MAX).contains(&value);
     let times = positive(row.own)
         & (row.own >= row.wall * LEAST_SHARE)
         & (row.own <= row.wall * 1.001)
