@@ -1,13 +1,15 @@
 """What the scorer has learnt, kept over restarts of the daemon: no rank is learnt anew.
 
-The numbers of a job's windows and steps begin anew with the daemon; here they go on.
+The numbers of a job's windows and steps begin anew with the daemon; here they go on, and so do the
+ids of open findings. The file is one line of JSON, those ids, and the scorer's state behind it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -33,6 +35,14 @@ class Scorer(Protocol):
     def forget(self, job: int) -> None: ...
 
 
+class Store(Protocol):
+    """What is kept of the open findings (``FindingStore``)."""
+
+    def names(self) -> list[tuple[int, int, str]]: ...
+    def know(self, names: Iterable[tuple[int, int, str]]) -> None: ...
+    def forget(self, job: int) -> None: ...
+
+
 class Baselines:
     """The scorer's state in one file; the main loop's thread only."""
 
@@ -40,6 +50,7 @@ class Baselines:
         self,
         path: Path,
         scorer: Scorer,
+        store: Store,
         complain: Callable[[str], None],
         save_seconds: float = SAVE_SECONDS,
     ) -> None:
@@ -48,6 +59,7 @@ class Baselines:
         self._path = path
         self._save_seconds = save_seconds
         self._scorer = scorer
+        self._store = store
         self._complain = complain
         self._failed = False
         self._saved = self._begun = 0.0
@@ -64,7 +76,10 @@ class Baselines:
                 state = file.read(MAX_BYTES + 1)
             if len(state) > MAX_BYTES:
                 raise ValueError(f"it is longer than {MAX_BYTES} bytes")
+            line, _, state = state.partition(b"\n")
+            names = _names(line)
             self._scorer.restore(state)
+            self._store.know(names)
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
@@ -96,6 +111,7 @@ class Baselines:
         if self._earlier and now - self._begun >= UNSEEN_SECONDS:
             for job in self._earlier:
                 self._scorer.forget(job)
+                self._store.forget(job)
             self._earlier.clear()
         if now - self._saved >= self._save_seconds:
             self.save(now)
@@ -104,7 +120,8 @@ class Baselines:
         """Write the file; the old one stays whole until the new one is."""
         self._saved = now
         try:
-            self._write(self._scorer.save())
+            line = json.dumps({"findings": self._store.names()}).encode()
+            self._write(line + b"\n" + self._scorer.save())
         except (OSError, ValueError) as error:
             if not self._failed:
                 self._complain(f"{self._path}: {error}; a restart would learn every baseline anew")
@@ -123,3 +140,14 @@ class Baselines:
             file.flush()
             os.fsync(file.fileno())
         new.replace(self._path)
+
+
+def _names(line: bytes) -> list[tuple[int, int, str]]:
+    """Ids of findings in the file's first line; ValueError where there are none."""
+    try:
+        names = json.loads(line)["findings"]
+        if all(list(map(type, name)) == [int, int, str] for name in names):
+            return [(job, scorer_id, name) for job, scorer_id, name in names]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        pass
+    raise ValueError("it is no file of baselines")

@@ -28,6 +28,7 @@ class FindingStore:
 
     def __init__(self, cleared_kept: int = 100) -> None:
         self._open: dict[tuple[int, int], Finding] = {}
+        self._earlier: dict[tuple[int, int], str] = {}  # string ids from before a restart
         self._cleared: deque[Finding] = deque(maxlen=cleared_kept)
         self.refused = 0
         """Findings that were not taken because MAX_OPEN were open."""
@@ -35,6 +36,20 @@ class FindingStore:
     def keep(self, cleared_kept: int) -> None:
         """Change how many cleared findings are kept."""
         self._cleared = deque(self._cleared, maxlen=cleared_kept)
+
+    def names(self) -> list[tuple[int, int, str]]:
+        """(job, the scorer's id, string id) of what is open, for the daemon after this one."""
+        earlier = [(*key, name) for key, name in self._earlier.items()]
+        return [*earlier, *((*key, finding["id"]) for key, finding in self._open.items())]
+
+    def know(self, names: Iterable[tuple[int, int, str]]) -> None:
+        """Take ``names`` of an earlier daemon, whose scorer's state was taken over too."""
+        self._earlier = {(job, scorer_id): name for job, scorer_id, name in names}
+
+    def forget(self, job: int) -> None:
+        """Forget the earlier ids of a job."""
+        for key in [key for key in self._earlier if key[0] == job]:
+            del self._earlier[key]
 
     def apply(
         self, job: int, scored: Iterable[tuple[int, Finding]], takeover: bool = False
@@ -58,8 +73,11 @@ class FindingStore:
             if old is None and len(self._open) >= MAX_OPEN:
                 self.refused += 1
                 continue
+            earlier = self._earlier.pop(key, "")
             if old is not None:
                 new["id"] = old["id"]
+            elif _begin(earlier) == _begin(new["id"]):
+                new["id"] = earlier
             self._open[key] = new
             if new["state"] == "cleared":
                 suspect = old is not None and old["state"] == "suspect"
@@ -90,6 +108,7 @@ class FindingStore:
 
     def close_job(self, job: int, reason: str) -> list[Transition]:
         """Clear every open finding of a job, because of ``reason``."""
+        self.forget(job)
         keys = [key for key in self._open if key[0] == job]
         return [self._clear(key, reason, self._open[key]) for key in keys]
 
@@ -113,6 +132,11 @@ class FindingStore:
     def cleared(self) -> list[Finding]:
         """The last cleared findings, newest last."""
         return list(self._cleared)
+
+
+def _begin(name: str) -> str:
+    """A string id without its time: job, kind and subject."""
+    return name.rpartition("-")[0]
 
 
 def _about(finding: Finding) -> tuple[object, ...]:

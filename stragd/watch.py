@@ -102,7 +102,7 @@ class Watch:
         self._scorer = scorer
         kept = config.scoring
         self._baselines = baselines.Baselines(
-            Path(kept.baselines_file), scorer, self._complain, kept.baselines_seconds
+            Path(kept.baselines_file), scorer, self.store, self._complain, kept.baselines_seconds
         )
         self._identifier = identifier
         cluster = make_cluster(config, self._complain)

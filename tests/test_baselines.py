@@ -9,6 +9,7 @@ import pytest
 
 from stragd import _rscore
 from stragd.baselines import SAVE_SECONDS, UNSEEN_SECONDS, Baselines
+from stragd.findings import FindingStore
 from stragd.replay.simulate import Fault, Scenario, simulate
 
 RESTART, SLOW = 40, 43
@@ -48,7 +49,7 @@ def test_a_restart_of_the_daemon_changes_no_verdict(tmp_path: Path, tenths: bool
     assert not any(whole[:restart])
 
     scorer = _rscore.Scorer({})
-    first = Baselines(tmp_path / "state" / "baselines", scorer, said.append)
+    first = Baselines(tmp_path / "state" / "baselines", scorer, FindingStore(), said.append)
     first.load(0.0)
     for array in arrays[:restart]:
         first.go_on(1, array)
@@ -56,7 +57,7 @@ def test_a_restart_of_the_daemon_changes_no_verdict(tmp_path: Path, tenths: bool
     first.save(1.0)
 
     scorer = _rscore.Scorer({})
-    second = Baselines(tmp_path / "state" / "baselines", scorer, said.append)
+    second = Baselines(tmp_path / "state" / "baselines", scorer, FindingStore(), said.append)
     second.load(2.0)
     for array, expected in zip(anew(arrays[restart:]), whole[restart:], strict=True):
         second.go_on(1, array)
@@ -68,6 +69,29 @@ def test_a_restart_of_the_daemon_changes_no_verdict(tmp_path: Path, tenths: bool
     assert (ends[1] is None) != tenths
 
 
+def test_ids_of_open_findings_outlive_a_restart(tmp_path: Path) -> None:
+    path, said, store = tmp_path / "baselines", list[str](), FindingStore()
+    store.know([(1, 7, "0001-straggler-r5-20261129T100000Z")])
+    Baselines(path, _rscore.Scorer({}), store, said.append).save(0.0)
+    again = FindingStore()
+    Baselines(path, _rscore.Scorer({}), again, said.append).load(1.0)
+    assert again.names() == store.names()
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"[]", b"{}", b'{"findings": 7}', b'{"findings": [[1, 2]]}', b"[" * 100_000]
+)
+def test_a_bad_first_line_is_no_file_of_baselines(tmp_path: Path, line: bytes) -> None:
+    path, said = tmp_path / "baselines", list[str]()
+    path.write_bytes(line + b"\n" + _rscore.Scorer({}).save())
+    store = FindingStore()
+    Baselines(path, _rscore.Scorer({}), store, said.append).load(0.0)
+    assert store.names() == []
+    assert len(said) == 1
+    assert "learnt anew" in said[0]
+
+
 def test_without_its_baselines_it_learns_first() -> None:
     scorer, late = _rscore.Scorer({}), windows(False)[SLOW:]
     assert not any(confirmed(scorer, array) for array in anew(late)), "3 % is natural"
@@ -77,7 +101,7 @@ def test_a_bad_file_costs_the_baselines_only(tmp_path: Path) -> None:
     path, said = tmp_path / "baselines", list[str]()
     path.write_bytes(b"garbage")
     scorer = _rscore.Scorer({})
-    kept = Baselines(path, scorer, said.append)
+    kept = Baselines(path, scorer, FindingStore(), said.append)
     kept.load(0.0)
     assert len(said) == 1
     assert "learnt anew" in said[0]
@@ -88,14 +112,14 @@ def test_a_bad_file_costs_the_baselines_only(tmp_path: Path) -> None:
     scorer.update(rows)
     kept.save(1.0)
     again = _rscore.Scorer({})
-    Baselines(path, again, said.append).load(2.0)
+    Baselines(path, again, FindingStore(), said.append).load(2.0)
     assert again.jobs() == [1]
     assert len(said) == 1
 
 
 def test_what_is_no_regular_file_stays_what_it_is(tmp_path: Path) -> None:
     said = list[str]()
-    kept = Baselines(Path("/dev/null"), _rscore.Scorer({}), said.append)
+    kept = Baselines(Path("/dev/null"), _rscore.Scorer({}), FindingStore(), said.append)
     kept.load(0.0)
     kept.save(1.0)
     assert Path("/dev/null").is_char_device()
@@ -103,14 +127,14 @@ def test_what_is_no_regular_file_stays_what_it_is(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_text("of somebody else")
     (tmp_path / "baselines.new").symlink_to(target)
-    Baselines(tmp_path / "baselines", _rscore.Scorer({}), said.append).save(0.0)
+    Baselines(tmp_path / "baselines", _rscore.Scorer({}), FindingStore(), said.append).save(0.0)
     assert target.read_text() == "of somebody else"
 
 
 def test_a_file_that_cannot_be_written_is_said_once_until_it_can(tmp_path: Path) -> None:
     said, place = list[str](), tmp_path / "place"
     place.write_text("a file where a directory should be")
-    kept = Baselines(place / "baselines", _rscore.Scorer({}), said.append)
+    kept = Baselines(place / "baselines", _rscore.Scorer({}), FindingStore(), said.append)
     kept.load(0.0)
     said.clear()
     for second in range(1, 10):
@@ -126,9 +150,9 @@ def test_a_job_that_ended_while_no_daemon_ran_is_forgotten(tmp_path: Path) -> No
     scorer = _rscore.Scorer({})
     scorer.update(windows(False)[0])
     path, said = tmp_path / "baselines", list[str]()
-    Baselines(path, scorer, said.append).save(0.0)
+    Baselines(path, scorer, FindingStore(), said.append).save(0.0)
     scorer = _rscore.Scorer({})
-    kept = Baselines(path, scorer, said.append)
+    kept = Baselines(path, scorer, FindingStore(), said.append)
     kept.load(100.0)
     kept.tick(101.0)
     assert scorer.jobs() == [1]

@@ -189,3 +189,26 @@ def test_open_findings_are_in_order_of_weight() -> None:
     cheap, dear = finding(cost_fraction=0.01), finding(cost_fraction=0.3)
     store.apply(1, [(1, finding(state="suspect", cost_fraction=0.9)), (2, cheap), (3, dear)])
     assert [f["cost_percent"] for f in store.open()] == [30.0, 1.0, 90.0]
+
+
+def test_a_finding_keeps_its_id_over_a_restart_though_its_begin_moves() -> None:
+    first, second = FindingStore(), FindingStore()
+    made = finding()
+    first.apply(1, [(7, made)])
+    second.know(first.names())
+    assert second.names() == [(1, 7, made["id"])], "until it is heard of"
+    moved = finding(since_time_ns=raw_finding()["since_time_ns"] + 5_000_000_000)
+    assert moved["id"] != made["id"]
+    second.apply(1, [(7, moved)])
+    assert [f["id"] for f in second.open()] == [made["id"]]
+    assert second.names() == first.names()
+
+
+def test_an_earlier_id_is_not_given_to_another_finding() -> None:
+    store = FindingStore()
+    store.know([(1, 7, finding()["id"]), (2, 7, finding()["id"])])
+    other = finding(kind="intermittent")
+    store.apply(1, [(7, other)])
+    assert "-intermittent-" in store.open()[0]["id"]
+    store.forget(2)
+    assert [name[0] for name in store.names()] == [1]
