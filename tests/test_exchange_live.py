@@ -16,10 +16,14 @@ PACE = ("--step-ms", "120", "--steps", "100000", "--slow-after", "150", "--slow-
 
 
 def confirmed(one: NodeDaemon, training: SpanningJob) -> list[tuple[str, int, str]]:
-    """(id, rank, host) of every straggler that this node's daemon ever confirmed."""
+    """(id, rank, host) of what this node's daemon ever confirmed about the slow rank.
+
+    Eight ranks on few cores: others may well be slow for a moment.
+    """
     return [
         (finding["id"], finding["subject"]["rank"], finding["subject"]["host"])
         for finding in one.findings(training)
+        if finding["subject"]["rank"] == SLOW
     ]
 
 
