@@ -6,7 +6,7 @@ use super::case::{Case, How};
 use super::finding::straggler;
 use super::groups::{key, Groups, Member, MIN_PEERS};
 use super::rank::{Around, Beside, OFTEN};
-use super::ranks::{Entry, One, Ranks};
+use super::ranks::{One, Ranks};
 use super::scan::LEAST_PAST;
 use super::{Config, State};
 use crate::window::{flag, RankWindow};
@@ -58,10 +58,13 @@ struct Excursion {
 }
 
 /// Whether a member can be compared with the rank's own past, which it is then.
-pub(super) fn look_back(member: &mut Member, row: &RankWindow, entry: &Entry) -> bool {
-    let same = entry.key == key(row) && entry.world_size == row.world_size;
+pub(super) fn look_back(member: &mut Member, row: &RankWindow, ranks: &Ranks) -> bool {
+    let slot = member.slot as usize;
+    let Some(one) = ranks.identities.get(slot) else { return false };
+    let same = one.key == key(row) && one.world_size == row.world_size;
     let inferred = row.flags & flag::STEPS_NOT_INFERRED == 0;
-    if !same || !inferred || row.first_step < entry.last_step || entry.known <= LEAST_PAST as u32 {
+    let entry = &ranks.entries[slot];
+    if !same || !inferred || row.first_step < one.last_step || entry.known <= LEAST_PAST as u32 {
         return false;
     }
     (member.excess, member.proven) = (member.value - entry.usual, entry.proven);
@@ -89,11 +92,11 @@ impl FastScore {
         for place in 0..groups.groups.len() {
             let group = groups.groups[place];
             for number in group.from..group.to {
-                let member = groups.member(&group, number);
+                let (member, reference) = groups.member(&group, number);
                 if member.proven || (member.others as usize) < MIN_PEERS {
                     continue;
                 }
-                let value = member.excess - member.reference;
+                let value = member.excess - reference;
                 squares += (value * value).min(MOST * deviation * deviation);
                 count += 1.0;
                 let entry = &mut ranks.entries[member.slot as usize];
@@ -157,7 +160,8 @@ impl FastScore {
             shift = value;
         }
         let (since, history) = (one.cases.fast_since, base.config.history_windows);
-        let case = one.cases.case.get_or_insert_with(|| {
+        let cases = &mut **one.cases;
+        let case = cases.case.get_or_insert_with(|| {
             let id = *next_id;
             *next_id += 1;
             Box::new(Case::new(id, State::Confirmed, since))
@@ -167,7 +171,7 @@ impl FastScore {
         (case.base, case.shift, case.windows) = (one.score.series.center(), shift, 1);
         case.deviate = case.deviate.max(shift / deviation);
         one.score.series.forget_run(case.base, 0, history);
-        (one.entry.fast, one.cases.named) = (0.0, since.0 + 1);
+        (one.entry.fast, cases.named) = (0.0, since.0 + 1);
         case.finding = Some(straggler(case, member, &row, around, beside, value, error));
         one.tell();
         true

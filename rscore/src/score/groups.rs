@@ -23,7 +23,6 @@ pub(super) type Key = (u64, u32, u32);
 
 /// One row that can be judged.
 #[derive(Clone, Copy, Debug)]
-#[repr(align(64))]
 pub(super) struct Member {
     /// Index into the window's rows.
     pub row: u32,
@@ -37,14 +36,12 @@ pub(super) struct Member {
     pub value: f64,
     /// Value over the rank's own past; NaN while it has none.
     pub excess: f64,
-    /// `Spread::own` of the rank.
-    pub noise: f64,
-    /// Median of the others' excess: what happened to everybody. Of a copy by `Groups::member`.
-    pub reference: f64,
-    /// How many others that is.
+    /// How many others there are to compare with. Of a copy by `Groups::member`.
     pub others: u32,
     /// Confirmed to be slow already: then it says nothing about everybody.
     pub proven: bool,
+    /// Its past does not count any more.
+    pub anew: bool,
     /// Timed on CPUs, which it may share.
     pub host: bool,
 }
@@ -54,20 +51,6 @@ impl Member {
         !self.excess.is_nan()
     }
 }
-
-const MEMBER: Member = Member {
-    row: 0,
-    slot: 0,
-    own: 0.0,
-    stated: 0.0,
-    value: 0.0,
-    excess: f64::NAN,
-    noise: f64::NAN,
-    reference: 0.0,
-    others: 0,
-    proven: false,
-    host: false,
-};
 
 /// Ranks that are peers of each other, by rank.
 #[derive(Clone, Copy, Debug)]
@@ -118,31 +101,24 @@ pub(super) fn key(row: &RankWindow) -> Key {
 }
 
 impl Groups {
-    /// Sorts the judgeable ones of the `accepted` rows into groups, and says why the others are
-    /// not judged. `slots` are the places of their ranks.
-    pub fn build(
-        &mut self,
-        rows: &[RankWindow],
-        accepted: &Accepted,
-        slots: &[u32],
-        abstentions: &mut Vec<Abstention>,
-    ) {
-        self.select(rows, accepted, slots, abstentions);
-        self.arrange(rows);
-    }
-
-    /// The judgeable ones of the `accepted` rows, by rank.
+    /// The judgeable ones of the `accepted` rows, by rank, and says why the others are not judged.
+    /// `slots` are the places of their ranks; `look_back` compares a member with the past of its
+    /// rank, and says whether it can be.
     pub fn select(
         &mut self,
         rows: &[RankWindow],
         accepted: &Accepted,
         slots: &[u32],
         abstentions: &mut Vec<Abstention>,
+        mut look_back: impl FnMut(&mut Member, &RankWindow) -> bool,
     ) {
         let usual = self.usual_steps(rows, accepted);
         self.members.clear();
-        self.transfers.clear();
-        self.stated.clear();
+        self.members.reserve_exact(slots.len());
+        for values in [&mut self.transfers, &mut self.stated, &mut self.everybody] {
+            values.clear();
+            values.reserve_exact(slots.len());
+        }
         let (mut first, mut alike) = (None, true);
         for (&place, &slot) in accepted.places.iter().zip(slots) {
             let row = &rows[place as usize];
@@ -165,17 +141,32 @@ impl Groups {
                     0 => row.own.ln(),
                     _ => (row.own / row.wall).ln(),
                 };
-                alike &= *first.get_or_insert(key(row)) == key(row);
                 let (own, host) = (row.own, row.source == source::GLOO);
                 let stated = if row.own_se > 0.0 { row.own_se / own } else { 0.0 };
+                let (excess, others, proven, anew) = (f64::NAN, 0, false, false);
+                let mut member = Member {
+                    row: place,
+                    slot,
+                    own,
+                    stated,
+                    value,
+                    excess,
+                    others,
+                    proven,
+                    anew,
+                    host,
+                };
+                if !look_back(&mut member, row) {
+                    continue;
+                }
                 if row.own_se > 0.0 {
                     self.stated.push(stated);
                 }
                 if row.comm > 0.0 {
                     self.transfers.push(row.comm);
                 }
-                let row = place;
-                self.members.push(Member { row, slot, own, stated, value, host, ..MEMBER });
+                alike &= *first.get_or_insert(key(row)) == key(row);
+                self.members.push(member);
             }
         }
         self.alike = first.filter(|_| alike);
@@ -218,11 +209,18 @@ impl Groups {
 
     fn add(&mut self, key: Key, from: usize, to: usize) {
         let members = &self.members[from..to];
+        let slowest = self.slowest.entry(key.0).or_default();
         self.scratch.clear();
-        self.scratch.extend(members.iter().map(|member| member.value));
+        self.scratch.extend(members.iter().map(|member| {
+            if member.own > slowest.1 {
+                let first = member.own > slowest.0;
+                *slowest = if first { (member.own, slowest.0) } else { (slowest.0, member.own) };
+            }
+            member.value
+        }));
         let middle = Middle::of(&mut self.scratch);
         let median = middle.median();
-        let spread = spread(members.iter().map(|member| member.value), median, &mut self.scratch);
+        let spread = spread(&mut self.scratch, median);
         self.groups.push(Group {
             key,
             from,
@@ -234,14 +232,6 @@ impl Groups {
             peers: Pool::default(),
             usual_bytes: None,
         });
-        let slowest = self.slowest.entry(key.0).or_default();
-        for member in members {
-            if member.own > slowest.0 {
-                *slowest = (member.own, slowest.0);
-            } else if member.own > slowest.1 {
-                slowest.1 = member.own;
-            }
-        }
     }
 
     /// Takes together what happened to whom; `member` has what happened to the others of each.
@@ -259,17 +249,16 @@ impl Groups {
         }
     }
 
-    /// A member of a group with its reference: of its peers, or of the whole job where they are
+    /// A member of a group, and what happened to the others (median): of its peers, or of the whole job where they are
     /// fewer than three.
     #[inline]
-    pub fn member(&self, group: &Group, number: usize) -> Member {
+    pub fn member(&self, group: &Group, number: usize) -> (Member, f64) {
         let mut member = self.members[number];
         let itself = usize::from(member.is_known());
         let enough = group.peers.known.count >= MIN_PEERS + itself;
         let pool = if enough { &group.peers } else { &self.all };
         member.others = (pool.known.count - itself) as u32;
-        member.reference = pool.reference(&member);
-        member
+        (member, pool.reference(&member))
     }
 
     /// What a finding of a member of `group` needs of it.
@@ -314,7 +303,9 @@ impl Groups {
         let (mut natural, mut limit) = (group.spread, group.level_limit);
         if group.len() <= SMALL_GROUP {
             let places = (group.from..group.to).filter(|place| *place != member);
-            natural = spread(places.map(|place| self.members[place].value), others, scratch);
+            scratch.clear();
+            scratch.extend(places.map(|place| self.members[place].value));
+            natural = spread(scratch, others);
             limit = level_limit(natural, group.len() - 1);
         }
         Beside { others, level: value - others, limit, spread: natural.max(LEAST_SPREAD) }

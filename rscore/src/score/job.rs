@@ -4,7 +4,7 @@ use super::case::Case;
 use super::compare::{compare, Comparisons, Straggler};
 use super::estimate::{scan_limit, Middle};
 use super::fast::{self, FastScore, TENTHS};
-use super::groups::{Groups, MIN_PEERS};
+use super::groups::{key, Groups, MIN_PEERS};
 use super::rank::{self, Context, LEVEL_ODDS};
 use super::ranks::Ranks;
 use super::rows::Accepted;
@@ -50,8 +50,9 @@ struct Work {
     /// Places of the accepted rows' ranks.
     slots: Vec<u32>,
     values: Vec<f64>,
-    /// Of each group.
+    /// Of each group; and of each member, its noise (`Spread::own`).
     pasts: Vec<Past>,
+    noise: Vec<f64>,
     prior: Prior,
     widths: Widths,
     /// Number of ranks, the limit for it, and that of a rank above its peers.
@@ -85,8 +86,19 @@ impl JobScore {
         self.recent.insert(0, (first.window, first.start_time_ns()));
         self.recent.truncate(RECENT);
         let mut work = std::mem::take(&mut self.work);
-        self.place_ranks(rows, accepted, &mut work.slots);
-        work.groups.build(rows, accepted, &work.slots, &mut update.abstentions);
+        self.place_ranks(accepted, &mut work.slots);
+        let Work { groups, slots, .. } = &mut work;
+        let Ranks { identities, entries, .. } = &mut self.ranks;
+        groups.select(rows, accepted, slots, &mut update.abstentions, |member, row| {
+            let slot = member.slot as usize;
+            member.anew = identities[slot].renew(key(row), row);
+            if !member.anew {
+                (member.excess, member.proven) =
+                    (member.value - entries[slot].usual, entries[slot].proven);
+            }
+            true
+        });
+        groups.arrange(rows);
         self.look_back(rows, &mut work, update);
         let ranks = work.groups.members.len().max(1);
         if work.limit.0 != ranks {
@@ -100,7 +112,7 @@ impl JobScore {
         let stragglers = self.stragglers();
         compare(&mut self.compared, &work.groups, rows, &stragglers, config, next_id);
         self.show(&mut work, update);
-        if accepted.places.len() < self.ranks.entries.len() {
+        if accepted.places.len() < self.ranks.numbers.len() {
             self.ranks.forget_missing(MISSING_WINDOWS);
         }
         self.work = work;
@@ -118,12 +130,9 @@ impl JobScore {
         self.fast.last = Some(rows[accepted.places[0] as usize].window);
         let mut work = std::mem::take(&mut self.work);
         let (groups, slots) = (&mut work.groups, &mut work.slots);
-        self.ranks.find(accepted.ranks(rows), slots);
-        groups.select(rows, accepted, slots, &mut Vec::new());
-        let entries = &self.ranks.entries;
-        groups.members.retain_mut(|member| {
-            let entry = entries.get(member.slot as usize);
-            entry.is_some_and(|entry| fast::look_back(member, &rows[member.row as usize], entry))
+        self.ranks.find(&accepted.ranks, slots);
+        groups.select(rows, accepted, slots, &mut Vec::new(), |member, row| {
+            fast::look_back(member, row, &self.ranks)
         });
         if !groups.members.is_empty() {
             groups.arrange(rows);
@@ -142,42 +151,42 @@ impl JobScore {
     }
 
     /// Finds or makes the ranks of the rows.
-    fn place_ranks(&mut self, rows: &[RankWindow], accepted: &Accepted, slots: &mut Vec<u32>) {
+    fn place_ranks(&mut self, accepted: &Accepted, slots: &mut Vec<u32>) {
         let ranks = &mut self.ranks;
         ranks.clock = ranks.clock.wrapping_add(1);
-        ranks.find(accepted.ranks(rows), slots);
+        ranks.find(&accepted.ranks, slots);
         if slots.contains(&u32::MAX) {
-            ranks.add(accepted.ranks(rows));
-            ranks.find(accepted.ranks(rows), slots);
+            ranks.add(&accepted.ranks);
+            ranks.find(&accepted.ranks, slots);
         }
         for slot in slots.iter() {
-            ranks.entries[*slot as usize].seen = ranks.clock;
+            ranks.seen[*slot as usize] = ranks.clock;
         }
     }
 
-    /// Every rank's value over its own past, and what is known of the noise.
+    /// Forgets the past that does not count any more, and adds up what is known of the noise.
     fn look_back(&mut self, rows: &[RankWindow], work: &mut Work, update: &mut Update) {
         let groups = &mut work.groups;
         let mut prior = Prior::of_job(groups.stated_error());
         work.pasts.clear();
+        work.noise.clear();
         for group in &groups.groups {
             let mut past = Past { sums: Sums::default(), moved: 0, host: false };
-            for member in &mut groups.members[group.from..group.to] {
-                let row = &rows[member.row as usize];
-                let mut one = self.ranks.one(member.slot);
-                if one.entry.renew(group.key, row) {
-                    one.renew(&mut update.findings);
+            for member in &groups.members[group.from..group.to] {
+                if member.anew {
+                    self.ranks.one(member.slot).renew(&mut update.findings);
                 }
-                member.excess = member.value - one.entry.usual;
-                member.proven = one.entry.proven;
-                member.noise = one.spread.own();
-                if one.entry.named {
-                    past.moved +=
-                        u32::from(one.cases.has_moved(one.entry, row.window, RECENT as u64));
+                let slot = member.slot as usize;
+                let (entry, spread) = (&self.ranks.entries[slot], &self.ranks.spreads[slot]);
+                if entry.named {
+                    let window = rows[member.row as usize].window;
+                    let moved = self.ranks.cases[slot].has_moved(entry, window, RECENT as u64);
+                    past.moved += u32::from(moved);
                 }
                 past.host |= member.host;
-                past.sums.add(one.spread);
-                prior.add(one.spread);
+                past.sums.add(spread);
+                prior.add(spread);
+                work.noise.push(spread.own());
             }
             work.pasts.push(past);
         }
@@ -198,7 +207,7 @@ impl JobScore {
         self.fast.window_variance = 0.0;
         for place in 0..groups.groups.len() {
             let (group, past) = (groups.groups[place], work.pasts[place]);
-            let owns = groups.members[group.from..group.to].iter().map(|member| member.noise);
+            let owns = work.noise[group.from..group.to].iter().copied();
             let floor = if past.host { HOST_FLOOR } else { DEVICE_FLOOR };
             let noise = Noise::of(&past.sums, owns, floor, work.prior);
             self.fast.window_variance = self.fast.window_variance.max(noise.variance);
@@ -215,12 +224,12 @@ impl JobScore {
                 around: groups.around(&group, past.moved),
             };
             for number in group.from..group.to {
-                let member = groups.member(&group, number);
+                let (member, reference) = groups.member(&group, number);
                 let beside = (context.around.peers >= MIN_PEERS)
                     .then(|| groups.beside(&group, number, &mut work.values));
                 let mut one = self.ranks.one(member.slot);
                 let changes = &mut rank::Work { widths: &mut work.widths, next_id };
-                let reason = one.judge(&member, rows, beside, &context, changes);
+                let reason = one.judge(&member, reference, rows, beside, &context, changes);
                 if one.entry.open {
                     let row = &rows[member.row as usize];
                     one.cases.tell_work(groups.work(place, rows, row));
@@ -303,11 +312,11 @@ impl JobScore {
 
     fn stragglers(&self) -> Vec<Straggler> {
         let straggler = |slot: u32| {
-            let (entry, cases) =
-                (&self.ranks.entries[slot as usize], &self.ranks.cases[slot as usize]);
-            let finding = cases.case.as_ref().filter(|_| entry.proven)?.finding.as_ref()?;
+            let slot = slot as usize;
+            let case = self.ranks.cases[slot].case.as_ref().filter(|case| case.is_proven())?;
+            let finding = case.finding.as_ref()?;
             let extra_ns = finding.own_ns - finding.peers_own_ns;
-            Some(Straggler { signature: entry.key.0, extra_ns })
+            Some(Straggler { signature: self.ranks.identities[slot].key.0, extra_ns })
         };
         self.ranks.open().filter_map(straggler).collect()
     }
@@ -317,9 +326,10 @@ impl JobScore {
         work.slots.clear();
         work.slots.extend(self.ranks.open());
         for slot in &work.slots {
-            let missing = self.ranks.missing(&self.ranks.entries[*slot as usize]);
+            let missing = self.ranks.missing(*slot);
             let mut one = self.ranks.one(*slot);
-            for slot in [&mut one.cases.case, &mut one.cases.sometimes] {
+            let cases = &mut **one.cases;
+            for slot in [&mut cases.case, &mut cases.sometimes] {
                 if let (true, Some(case)) = (missing > MISSING_WINDOWS, &mut *slot) {
                     end(case);
                 }

@@ -272,7 +272,7 @@ impl Scorer {
     #[must_use]
     pub fn ends(&self, job: u64) -> Option<Ends> {
         let job = self.jobs.get(&job)?;
-        let step = job.ranks.entries.iter().map(|entry| entry.last_step).max().unwrap_or_default();
+        let step = job.ranks.identities.iter().map(|one| one.last_step).max().unwrap_or_default();
         Some(Ends { window: job.window?, tenth: job.fast.last, step })
     }
 

@@ -119,6 +119,7 @@ impl One<'_> {
     pub fn judge(
         &mut self,
         member: &Member,
+        reference: f64,
         rows: &[RankWindow],
         beside: Option<Beside>,
         context: &Context<'_>,
@@ -136,9 +137,9 @@ impl One<'_> {
         let error = deviation.max(stated);
         let least = if member.host { context.least.max(HOST_LEAST) } else { context.least };
         if !member.is_known() {
-            self.score.series.anchor = member.value - member.reference;
+            self.score.series.anchor = member.value - reference;
         }
-        let shown = member.value - member.reference - self.score.series.anchor;
+        let shown = member.value - reference - self.score.series.anchor;
         if let Some(beside) = &beside {
             self.count_gross(beside, &rows[member.row as usize]);
         }
@@ -151,7 +152,7 @@ impl One<'_> {
         }
         let series = &mut self.score.series;
         let (mut value, mut high) = (shown, false);
-        let excess = (member.excess - member.reference) * trust;
+        let excess = (member.excess - reference) * trust;
         if member.is_known() {
             value = series.center() + excess.max(-FASTER * deviation);
             high = is_high(series, excess, deviation, least);
@@ -185,7 +186,7 @@ impl One<'_> {
         if context.alone {
             return Some(reason::ALONE);
         }
-        let learning = self.entry.learned() <= LEAST_PAST && !weak;
+        let learning = self.entry.known <= LEAST_PAST as u32 && !weak;
         learning.then_some(reason::LEARNING)
     }
 
@@ -237,11 +238,12 @@ impl One<'_> {
         let Window { member, row, beside, error, .. } = *window;
         let config = context.config;
         let (evidence, since, by_level) = self.weigh(&change, window, past, context);
-        let case = &mut self.cases.case;
+        let cases = &mut **self.cases;
+        let case = &mut cases.case;
         suspect(case, evidence, row.window, since, config, work.next_id);
         if let Some(case) = case {
             if case.is_proven() {
-                (self.score.high, self.cases.named) = (0, context.recent[0].0 + 1);
+                (self.score.high, cases.named) = (0, context.recent[0].0 + 1);
                 let series = &mut self.score.series;
                 prove(case, series, &change, by_level, shown, beside.level, config);
             }

@@ -1,7 +1,8 @@
-//! What is kept of the ranks of a job, apart by how often it is read: a quiet window reads and
-//! writes `Entry`, `Spread` and `RankScore` of a rank in their order, and nothing of `Cases`.
+//! What is kept of the ranks of a job, apart by when it is read: memory is what a window of many
+//! ranks costs, and a quiet one reads nothing of `Cases`.
 
 use std::collections::{BTreeSet, HashSet};
+use std::ops::{Deref, DerefMut};
 
 use super::case::Case;
 use super::groups::Key;
@@ -9,22 +10,23 @@ use super::series::{Series, Spread};
 use super::{Finding, State};
 use crate::window::RankWindow;
 
-/// Who a rank is, and what is said of it.
+/// Who a rank is.
 #[derive(Clone, Debug, Default)]
-#[repr(align(64))]
-pub(super) struct Entry {
-    pub rank: u32,
-    pub world_size: u32,
-    /// The job's clock at its last row.
-    pub seen: u32,
-    /// Windows that its series remembers.
-    pub known: u32,
-    pub last_step: u64,
+pub(super) struct Identity {
     pub key: Key,
+    pub last_step: u64,
+    pub world_size: u32,
+}
+
+/// What is said of a rank.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Entry {
     /// What is usual: center of the series, or what was before a proven run; NaN without a past.
     pub usual: f64,
     /// Excursion of the last tenth of a window (ln), 0 when there was none.
     pub fast: f64,
+    /// Windows that its series remembers.
+    pub known: u32,
     /// Whether there is a finding; whether the rank is confirmed to be slow; that, or now and
     /// then; whether it ever was.
     pub open: bool,
@@ -51,7 +53,7 @@ pub(super) struct RankScore {
 }
 
 /// What only a rank that is or was slow has.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Cases {
     pub case: Option<Box<Case>>,
     pub sometimes: Option<Box<Case>>,
@@ -62,13 +64,48 @@ pub(super) struct Cases {
     pub named: u64,
 }
 
-/// The ranks of a job, by rank: four tables of one length, a place in which is a slot.
+/// The cases of a rank, made when they are changed.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Seldom(Option<Box<Cases>>);
+
+static NO_CASES: Cases =
+    Cases { case: None, sometimes: None, gross_since: (0, 0), fast_since: (0, 0), named: 0 };
+
+impl Seldom {
+    pub fn take(&mut self) -> Cases {
+        self.0.take().map(|cases| *cases).unwrap_or_default()
+    }
+
+    pub fn put(&mut self, cases: Cases) {
+        self.0 = (cases != NO_CASES).then(|| Box::new(cases));
+    }
+}
+
+impl Deref for Seldom {
+    type Target = Cases;
+
+    fn deref(&self) -> &Cases {
+        self.0.as_deref().unwrap_or(&NO_CASES)
+    }
+}
+
+impl DerefMut for Seldom {
+    fn deref_mut(&mut self) -> &mut Cases {
+        self.0.get_or_insert_default()
+    }
+}
+
+/// The ranks of a job, by rank: tables of one length, a place in which is a slot.
 #[derive(Debug, Default)]
 pub(super) struct Ranks {
+    pub numbers: Vec<u32>,
+    /// The job's clock at the last row of each.
+    pub seen: Vec<u32>,
+    pub identities: Vec<Identity>,
     pub entries: Vec<Entry>,
     pub spreads: Vec<Spread>,
     pub scores: Vec<RankScore>,
-    pub cases: Vec<Cases>,
+    pub cases: Vec<Seldom>,
     /// Slots of those with a finding.
     open: BTreeSet<u32>,
     /// Windows of the job; only differences count.
@@ -81,27 +118,18 @@ pub(super) struct One<'a> {
     pub entry: &'a mut Entry,
     pub spread: &'a mut Spread,
     pub score: &'a mut RankScore,
-    pub cases: &'a mut Cases,
+    pub cases: &'a mut Seldom,
     open: &'a mut BTreeSet<u32>,
 }
 
-impl Entry {
+impl Identity {
     /// Takes over who the rank is now. True when it has no past any more: another peer group,
     /// another size of job, or a process that was started anew.
     pub fn renew(&mut self, key: Key, row: &RankWindow) -> bool {
         let same = self.key == key && self.world_size == row.world_size;
         let anew = !same || row.first_step < self.last_step;
-        if anew {
-            let (rank, seen) = (self.rank, self.seen);
-            *self = Entry { rank, seen, usual: f64::NAN, ..Entry::default() };
-        }
-        (self.key, self.world_size, self.last_step) = (key, row.world_size, row.last_step);
+        *self = Identity { key, last_step: row.last_step, world_size: row.world_size };
         anew
-    }
-
-    /// Windows that its series remembers.
-    pub fn learned(&self) -> usize {
-        self.known as usize
     }
 }
 
@@ -142,17 +170,18 @@ impl Cases {
 impl One<'_> {
     /// Forgets the past. Its findings end.
     pub fn renew(&mut self, farewells: &mut Vec<Finding>) {
-        for case in [self.cases.case.take(), self.cases.sometimes.take()].into_iter().flatten() {
+        let Cases { case, sometimes, .. } = self.cases.take();
+        for case in [case, sometimes].into_iter().flatten() {
             farewells.extend(case.finding.map(|f| Finding { state: State::Cleared, ..f }));
         }
         self.open.remove(&self.slot);
+        *self.entry = Entry { usual: f64::NAN, ..Entry::default() };
         (*self.spread, *self.score) = (Spread::default(), RankScore::default());
-        *self.cases = Cases::default();
     }
 
     /// Writes into the entry what the rest says.
     pub fn tell(&mut self) {
-        let (series, cases) = (&self.score.series, &*self.cases);
+        let (series, cases) = (&self.score.series, &**self.cases);
         self.entry.usual = match &cases.case {
             Some(case) if case.is_proven() => series.anchor + case.base,
             _ if series.count() == 0 => f64::NAN,
@@ -188,8 +217,8 @@ impl Ranks {
     }
 
     /// Windows since the last row of a rank.
-    pub fn missing(&self, entry: &Entry) -> u32 {
-        self.clock.wrapping_sub(entry.seen)
+    pub fn missing(&self, slot: u32) -> u32 {
+        self.clock.wrapping_sub(self.seen[slot as usize])
     }
 
     /// Slots of the ranks with a finding, in order.
@@ -197,50 +226,66 @@ impl Ranks {
         self.open.iter().copied()
     }
 
+    /// Makes room for so many more ranks and no more: they are large, and stay.
+    pub fn reserve(&mut self, more: usize) {
+        self.numbers.reserve_exact(more);
+        self.seen.reserve_exact(more);
+        self.identities.reserve_exact(more);
+        self.entries.reserve_exact(more);
+        self.spreads.reserve_exact(more);
+        self.scores.reserve_exact(more);
+        self.cases.reserve_exact(more);
+    }
+
     /// A rank behind all that are known.
     pub fn push(&mut self, rank: u32) {
-        let usual = f64::NAN;
-        self.entries.push(Entry { rank, usual, seen: self.clock, ..Entry::default() });
+        self.numbers.push(rank);
+        self.seen.push(self.clock);
+        self.identities.push(Identity::default());
+        self.entries.push(Entry { usual: f64::NAN, ..Entry::default() });
         self.spreads.push(Spread::default());
         self.scores.push(RankScore { caught: self.clock, ..RankScore::default() });
-        self.cases.push(Cases::default());
+        self.cases.push(Seldom::default());
     }
 
     /// The places of `wanted`, which is in order; `u32::MAX` for who is not known.
-    pub fn find(&self, wanted: impl Iterator<Item = u32>, slots: &mut Vec<u32>) {
-        let mut slot = 0;
+    pub fn find(&self, wanted: &[u32], slots: &mut Vec<u32>) {
         slots.clear();
-        for rank in wanted {
-            while self.entries.get(slot).is_some_and(|entry| entry.rank < rank) {
+        if wanted == self.numbers {
+            slots.extend(0..wanted.len() as u32);
+            return;
+        }
+        let mut slot = 0;
+        slots.extend(wanted.iter().map(|rank| {
+            while self.numbers.get(slot).is_some_and(|number| number < rank) {
                 slot += 1;
             }
-            slots.push(match self.entries.get(slot) {
-                Some(entry) if entry.rank == rank => slot as u32,
-                _ => u32::MAX,
-            });
-        }
+            if self.numbers.get(slot) == Some(rank) {
+                slot as u32
+            } else {
+                u32::MAX
+            }
+        }));
     }
 
     /// Makes the ranks that are not known yet.
-    pub fn add(&mut self, ranks: impl Iterator<Item = u32>) {
-        let known: HashSet<u32> = self.entries.iter().map(|entry| entry.rank).collect();
-        let sorted = self.entries.len();
-        for rank in ranks.filter(|rank| !known.contains(rank)) {
-            self.push(rank);
+    pub fn add(&mut self, ranks: &[u32]) {
+        let known: HashSet<u32> = self.numbers.iter().copied().collect();
+        let new = || ranks.iter().filter(|rank| !known.contains(rank));
+        self.reserve(new().count());
+        new().for_each(|rank| self.push(*rank));
+        if !self.numbers.is_sorted() {
+            let mut order: Vec<u32> = (0..self.numbers.len() as u32).collect();
+            order.sort_by_key(|slot| self.numbers[*slot as usize]);
+            self.arrange(&order);
         }
-        if self.entries[sorted.saturating_sub(1)..].is_sorted_by_key(|entry| entry.rank) {
-            return;
-        }
-        let mut order: Vec<u32> = (0..self.entries.len() as u32).collect();
-        order.sort_by_key(|slot| self.entries[*slot as usize].rank);
-        self.arrange(&order);
     }
 
     /// Forgets the ranks that were missing for more windows than that.
     pub fn forget_missing(&mut self, windows: u32) {
-        let here = |slot: &u32| self.missing(&self.entries[*slot as usize]) <= windows;
-        let order: Vec<u32> = (0..self.entries.len() as u32).filter(here).collect();
-        if order.len() < self.entries.len() {
+        let here = |slot: &u32| self.missing(*slot) <= windows;
+        let order: Vec<u32> = (0..self.numbers.len() as u32).filter(here).collect();
+        if order.len() < self.numbers.len() {
             self.arrange(&order);
         }
     }
@@ -251,6 +296,9 @@ impl Ranks {
             let taken = order.iter().map(|slot| std::mem::take(&mut all[*slot as usize]));
             *all = taken.collect();
         }
+        pick(&mut self.numbers, order);
+        pick(&mut self.seen, order);
+        pick(&mut self.identities, order);
         pick(&mut self.entries, order);
         pick(&mut self.spreads, order);
         pick(&mut self.scores, order);

@@ -14,19 +14,16 @@ const LONGEST: f64 = 1e200;
 pub(super) struct Accepted {
     /// Their places, one of each rank, by rank.
     pub places: Vec<u32>,
+    pub ranks: Vec<u32>,
     /// Their steps, when all are of whole windows with as many.
     pub steps: Option<u32>,
 }
 
 impl Accepted {
-    pub fn ranks<'a>(&'a self, rows: &'a [RankWindow]) -> impl Iterator<Item = u32> + 'a {
-        self.places.iter().map(|place| rows[*place as usize].rank)
-    }
-
     /// Accepts rows of the window that most of the plausible ones name. `last` and `last_tenth`
     /// are the job's last scored window and tenth of one; nothing up to them is accepted again.
     pub fn choose(&mut self, rows: &[RankWindow], last: Option<u64>, last_tenth: Option<u64>) {
-        let Accepted { places, steps } = self;
+        let Accepted { places, ranks, steps } = self;
         let fresh = |row: &RankWindow| {
             let last = if row.flags & flag::TENTH == 0 { last } else { last_tenth };
             last.is_none_or(|last| row.window > last)
@@ -34,7 +31,7 @@ impl Accepted {
         places.clear();
         places.extend(0..rows.len() as u32);
         *steps = rows.first().map(|row| row.steps);
-        if rows.first().is_none_or(|row| fresh(row) && are_one_window(rows)) {
+        if rows.first().is_none_or(|row| fresh(row) && are_one_window(rows, ranks)) {
             return;
         }
         *steps = None;
@@ -52,20 +49,24 @@ impl Accepted {
             places.sort_by_key(|place| row(place).rank);
             places.dedup_by_key(|place| row(place).rank);
         }
+        ranks.clear();
+        ranks.extend(places.iter().map(|place| row(place).rank));
     }
 }
 
 /// Whether all rows are plausible, of one window, of as many steps, whole, and in the order of
-/// their ranks: as nearly always. One way through the rows.
-fn are_one_window(rows: &[RankWindow]) -> bool {
+/// their ranks: as nearly always. One way through the rows; leaves their `ranks`.
+fn are_one_window(rows: &[RankWindow], ranks: &mut Vec<u32>) -> bool {
     let first = &rows[0];
     let (mut next, mut good) = (0, first.flags & flag::PARTIAL == 0 && first.steps > 0);
-    for row in rows {
+    ranks.clear();
+    ranks.extend(rows.iter().map(|row| {
         good &= plausible(row) & (row.window == first.window) & (row.steps == first.steps);
         good &=
             ((row.flags ^ first.flags) & (flag::TENTH | flag::PARTIAL) == 0) & (row.rank >= next);
         next = row.rank.wrapping_add(1);
-    }
+        row.rank
+    }));
     good
 }
 

@@ -93,6 +93,7 @@ impl Series {
     }
 
     /// Takes the value of one window; the oldest of the newest becomes past.
+    #[inline(always)]
     pub fn push(
         &mut self,
         value: f64,
@@ -141,6 +142,7 @@ pub(super) struct Spread {
 
 impl Spread {
     /// A lasting shift enters differences once, and a baseline never.
+    #[inline(always)]
     fn learn(&mut self, value: f64, last: f64, second: Option<f64>, noise: &Noise) {
         let own = match self.near_weight > 0.0 {
             true => self.near / self.near_weight,

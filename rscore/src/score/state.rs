@@ -6,7 +6,7 @@ use super::compare::Compared;
 use super::estimate::RUN;
 use super::fast::FastScore;
 use super::job::JobScore;
-use super::ranks::One;
+use super::ranks::{Identity, One};
 use super::series::{Series, Spread};
 use super::whole::WholeScore;
 use super::{Basis, Finding, Kind, Scorer, State, MAX_JOBS};
@@ -196,15 +196,20 @@ fn pass_job(pass: &mut impl Pass, job: &mut JobScore) -> Result<(), String> {
         pass.u64(begin)?;
     }
     pass_fast(pass, &mut job.fast)?;
-    let count = pass.count(job.ranks.entries.len(), super::rows::MAX_WORLD)?;
+    let count = pass.count(job.ranks.numbers.len(), super::rows::MAX_WORLD)?;
     for place in 0..count {
         if pass.reads() {
             job.ranks.push(0);
         }
-        let clock = job.ranks.clock;
-        pass_rank(pass, &mut job.ranks.one(place as u32), clock)?;
-        let entries = &job.ranks.entries;
-        if place > 0 && entries[place - 1].rank >= entries[place].rank {
+        let ranks = &mut job.ranks;
+        pass.u32(&mut ranks.numbers[place])?;
+        pass_identity(pass, &mut ranks.identities[place])?;
+        let mut missing = ranks.missing(place as u32);
+        pass.u32(&mut missing)?;
+        ranks.seen[place] = ranks.clock.wrapping_sub(missing);
+        let clock = ranks.clock;
+        pass_rank(pass, &mut ranks.one(place as u32), clock)?;
+        if place > 0 && ranks.numbers[place - 1] >= ranks.numbers[place] {
             return Err("state: ranks are not in order".into());
         }
     }
@@ -222,18 +227,18 @@ fn pass_job(pass: &mut impl Pass, job: &mut JobScore) -> Result<(), String> {
     Ok(())
 }
 
+fn pass_identity(pass: &mut impl Pass, one: &mut Identity) -> Result<(), String> {
+    pass.u64(&mut one.key.0)?;
+    pass.u32(&mut one.key.1)?;
+    pass.u32(&mut one.key.2)?;
+    pass.u32(&mut one.world_size)?;
+    pass.u64(&mut one.last_step)
+}
+
 fn pass_rank(pass: &mut impl Pass, one: &mut One<'_>, clock: u32) -> Result<(), String> {
-    let One { entry, score, cases, .. } = one;
+    let One { entry, score, .. } = one;
+    let mut cases = one.cases.take();
     score.catch_up(clock);
-    pass.u32(&mut entry.rank)?;
-    pass.u64(&mut entry.key.0)?;
-    pass.u32(&mut entry.key.1)?;
-    pass.u32(&mut entry.key.2)?;
-    pass.u32(&mut entry.world_size)?;
-    pass.u64(&mut entry.last_step)?;
-    let mut missing = clock.wrapping_sub(entry.seen);
-    pass.u32(&mut missing)?;
-    entry.seen = clock.wrapping_sub(missing);
     pass.u64(&mut score.present)?;
     pass.u32(&mut score.high)?;
     pass.u32(&mut score.gross)?;
@@ -248,6 +253,7 @@ fn pass_rank(pass: &mut impl Pass, one: &mut One<'_>, clock: u32) -> Result<(), 
     pass_series(pass, &mut score.series, one.spread)?;
     pass_case(pass, &mut cases.case)?;
     pass_case(pass, &mut cases.sometimes)?;
+    one.cases.put(cases);
     one.tell();
     Ok(())
 }
