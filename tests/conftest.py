@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from tests.fakenvml import FakeNvml
 from tests.gpuwindows import GPUS, NOWHERE, QUICK, Windows
 from tests.needs import lacking
 from tests.processes import Processes
+
+# A shell that runs the tests in the background has them ignore Ctrl-C, and every program that they
+# start would ignore it too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
