@@ -291,9 +291,14 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["0.5", "301", "nan", "ten", "-3"])
-def test_a_span_that_makes_no_look_is_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError):
-        why.seconds(text)
+def test_a_span_that_makes_no_look_is_refused(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    why.add_arguments(parser, "a job")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["1", f"--seconds={text}"])
+    assert "is not between 1 and 300 seconds" in capsys.readouterr().err
 
 
 def test_every_tracepoint_of_the_program_has_its_function_and_fields() -> None:

@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from stragd.cli.ranges import number
 from stragd.replay.simulate import Fault, Scenario, Transfers, class_of, stage_of
 
 HEALTHY = 200
@@ -120,12 +121,11 @@ def _with(spec: FaultSpec, key: str, value: str) -> FaultSpec:
 
 def _number(key: str, text: str, low: float, high: float) -> float:
     try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not low <= value <= high:
-        raise argparse.ArgumentTypeError(f"{key}={text}: not between {low:g} and {high:g}")
-    return value
+        return number(low, high)(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            f"{key}={text}: not between {low:g} and {high:g}"
+        ) from None
 
 
 def _whole(key: str, text: str, low: int, high: int) -> int:

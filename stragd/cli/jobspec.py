@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from stragd.cli.ranges import number
 from stragd.replay.noise import NOISES
 from stragd.replay.simulate import Machine, Scenario
 
@@ -37,21 +37,6 @@ class Named:
     classes: tuple[str, ...]
     """In the order of ``Scenario.machines``; empty where no class was named."""
     pattern: str
-
-
-def number(low: float, high: float, unit: float = 1.0) -> Callable[[str], float]:
-    """Reads a number between ``low`` and ``high``; gives it over ``unit``."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} is not between {low:g} and {high:g}")
-        return value / unit
-
-    return parse
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, cast
 from stragd import __version__
 from stragd.cli import answers, record, replay, ring_install, simulate, top, why
 from stragd.cli.client import DEFAULT_SOCKET, ControlClient, ControlError
+from stragd.cli.ranges import number
 from stragd.cli.terminal import speaks_utf8
 from stragd.cli.text import clean, to_ascii
 from stragd.outputs.snapshot import Status
@@ -37,16 +38,6 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"stragctl: {clean(message, 1000)} (see: {self.prog} --help)\n")
-
-
-def _interval(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.1 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} is not between 0.1 and 3600 seconds")
-    return value
 
 
 def _sample(text: str) -> int:
@@ -77,7 +68,11 @@ def parser() -> argparse.ArgumentParser:
     job_help = "name, key or its beginning"
     live = command("top", "live view of a job; one plain picture when the output is no terminal")
     live.add_argument(
-        "--interval", type=_interval, default=1.0, metavar="S", help="seconds between pictures"
+        "--interval",
+        type=number(0.1, 3600, of="seconds"),
+        default=1.0,
+        metavar="S",
+        help="seconds between pictures",
     )
     live.add_argument("--once", action="store_true", help="print one plain picture and end")
     live.add_argument("--job", metavar="JOB", help=f"begin with this job: {job_help}")

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from stragd.cli.client import ControlClient, ControlError
 from stragd.cli.numbers import count, ms, percent
+from stragd.cli.ranges import number
 from stragd.cli.reasons import finding_lines
 from stragd.cli.terminal import speaks_utf8
 from stragd.cli.text import clean, plain, to_ascii, wrap
@@ -32,17 +33,6 @@ _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, fixed in the k
 _FAULTS = "the time of page faults that need no wait: no tracepoint marks their end"
 
 
-def seconds(text: str) -> float:
-    """How long to look: an argparse type."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 1 <= value <= 300:
-        raise argparse.ArgumentTypeError(f"{text!r} is not between 1 and 300 seconds")
-    return value
-
-
 def _rank(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 8):
         raise argparse.ArgumentTypeError(f"{text!r} is not the number of a rank")
@@ -56,7 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser, job_help: str) -> None:
     )
     parser.add_argument("rank", type=_rank, metavar="RANK", help="a rank on this node")
     parser.add_argument(
-        "--seconds", type=seconds, default=10.0, metavar="S", help="how long to look (default 10)"
+        "--seconds",
+        type=number(1, 300, of="seconds"),
+        default=10.0,
+        metavar="S",
+        help="how long to look (default 10)",
     )
     parser.add_argument(
         "--peer", type=_rank, metavar="RANK",
@@ -284,5 +278,5 @@ def _python(answer: dict[str, Any], width: int) -> Iterator[str]:
 
 
 def _indented(text: str, width: int) -> Iterator[str]:
-    for number, line in enumerate(wrap(text, width - 4)):
-        yield ("    " if number else "  ") + line
+    for place, line in enumerate(wrap(text, width - 4)):
+        yield ("    " if place else "  ") + line
