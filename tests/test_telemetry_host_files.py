@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from stragd.telemetry.cgroup import LIMITS_EVERY
-from stragd.telemetry.host import LOOK_EVERY, HostTelemetry
+from stragd.telemetry.host import HostTelemetry
 from stragd.telemetry.node import cpu_list
 from stragd.telemetry.pressure import parse
 from stragd.telemetry.quantities_host import NIC, NODE, PROCESS
+from stragd.telemetry.rank_process import LOOK_EVERY
 from stragd.telemetry.sample import Sample
 from stragd.telemetry.tasks import parse_stat
 
