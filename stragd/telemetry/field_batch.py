@@ -77,6 +77,7 @@ class FieldBatch:
         own a field has no value; GpuLost where one says so.
         """
         if not self.wanted or not self._calls.ask("fields", self._ask):
+            self.forget()
             return [], []
         flat = self._answers.unpack(self._buffer)
         first = flat[: self._first * MEMBERS]
