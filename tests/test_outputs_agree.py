@@ -92,7 +92,7 @@ def agreed(watcher: Daemon, training: Job, cause: str) -> dict[str, Any]:
         screen = shown(watcher.control("top", "--job", finding["job"]["key"]).stdout)
         url = f"http://127.0.0.1:{watcher.port}/metrics"
         with urllib.request.urlopen(url, timeout=60) as reply:
-            page = of_page(reply.read().decode())
+            page = of_page(reply.read().decode(), finding["kind"])
         page = [one for one in page if one["job"] == finding["job"]["name"]]
         last[:] = [disagreement(finding, screen, page)]
         return None if last[0] else finding
@@ -118,20 +118,15 @@ def entry_of(journald: Journald, finding: dict[str, Any], cause: str) -> dict[st
 
 
 def test_every_output_says_why_and_where(tmp_path: Path) -> None:
-    """A rank that is slow by itself: nobody knows why; then others take its core."""
+    """A live rank whose core others take. What is unknown is in the test below."""
     if os.geteuid() != 0:
         lacking("the daemon attaches eBPF probes: run this as root")
     condition = CONDITIONS["neighbours on its core"]
-    slow = ["--slow-rank", str(SICK), "--slow-factor", "1.4", "--slow-after", "220"]
-    with Journald() as journald, job("ddp.py", RANKS, *arguments(*slow)) as training:
+    with Journald() as journald, job("ddp.py", RANKS, *arguments()) as training:
         watcher = JournalDaemon(tmp_path, journald)
         watcher.start()
         try:
             pids = learnt(watcher, training)
-            finding = agreed(watcher, training, "unknown")
-            entry = entry_of(journald, finding, "unknown")
-            assert f"where {entry['STRAGD_WHERE']}, cause unknown" in entry["MESSAGE"]
-
             with condition.inject(pids[SICK]):
                 finding = agreed(watcher, training, condition.cause)
                 assert finding["where"] == condition.where
