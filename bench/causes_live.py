@@ -1,13 +1,14 @@
 """Real conditions in real jobs: does the running daemon name the right rank with the right cause?
 
-Method. For each condition of tests/injections.py (STRAGD_CONDITIONS: some, with commas), TIMES
-times (STRAGD_TIMES): a daemon, a gloo job of four ranks that computes a little and sleeps most of
-its step, eight windows to learn, then the condition in one rank drawn at random, for at most LIMIT
-seconds. Of a network that all wait for, the finding may name no rank. Printed: how often that rank
-was the most expensive confirmed finding, how often with the expected cause, and the median time
-from the injection to that; and the causes that were named instead at the end of LIMIT. A rank that
-is slow by itself is watched for all of LIMIT: one cause named at any moment is one too many. The
-machine's other load is part of the experiment, and is printed.
+Method. For each condition of tests/injections.py and each healthy twin (STRAGD_CONDITIONS: some,
+with commas), TIMES times (STRAGD_TIMES): a daemon, a gloo job of four ranks that computes a little
+and sleeps most of its step, eight windows to learn (thirty for a network), then the condition in
+one rank drawn at random, for at most LIMIT seconds. Of a network that all wait for, the finding may
+name no rank. Printed: how often that rank was the most expensive confirmed finding, how often with
+the expected cause, and the median time from the injection to that; and the causes that were named
+instead at the end of LIMIT. A rank that is slow by itself is watched for all of LIMIT, a healthy
+twin for half of it: one cause named at any moment is one too many. The machine's other load is part
+of the experiment, and is printed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tests import injections
 
 TIMES = int(os.environ.get("STRAGD_TIMES", "3"))
 LIMIT = 90.0
+LEARN = 600.0
 
 
 def one(name: str, rank: int) -> tuple[bool, str, float]:
@@ -29,7 +31,7 @@ def one(name: str, rank: int) -> tuple[bool, str, float]:
     condition = injections.CONDITIONS[name]
     network = any(condition.cable)
     with injections.scene(condition, rank) as at:
-        pids = injections.learnt(at.watcher, at.training)
+        pids = injections.learnt(at.watcher, at.training, condition.windows, LEARN)
         begin = time.monotonic()
         blamed, cause = False, "nobody blamed"
         with at.injected(condition, pids[rank]):
@@ -45,22 +47,57 @@ def one(name: str, rank: int) -> tuple[bool, str, float]:
         return blamed, cause, time.monotonic() - begin
 
 
+def healthy(name: str, rank: int) -> tuple[list[str], list[str]]:
+    """Kinds of findings that were confirmed of a healthy twin's job, and causes named of them."""
+    condition = injections.TWINS[name]
+    kinds, causes = set(), set()
+    with injections.scene(condition, rank) as at:
+        pids = injections.learnt(at.watcher, at.training, condition.windows, LEARN)
+        jobs = {rank["job"] for rank in at.watcher.ranks(at.training)}
+        # What the machine's other load has already done to the job is not the twin's.
+        before = {finding["id"] for finding in at.watcher.ask("findings")["findings"]}
+        begin = time.monotonic()
+        with at.injected(condition, pids[rank]):
+            while time.monotonic() - begin < LIMIT / 2:
+                time.sleep(0.5)
+                for finding in at.watcher.ask("findings")["findings"]:
+                    new = finding["job"]["key"] in jobs and finding["id"] not in before
+                    if new and finding["state"] == "confirmed":
+                        kinds.add(finding["kind"])
+                        causes.add(finding["cause"]["name"])
+    return sorted(kinds), sorted(causes - {"unknown"})
+
+
 def main() -> None:
     load = os.getloadavg()[0]
+    wanted = os.environ.get("STRAGD_CONDITIONS", "")
+    names = wanted.split(",") if wanted else [*injections.CONDITIONS, *injections.TWINS]
     print(f"{TIMES} runs each, at most {LIMIT:.0f} s; load of the machine before: {load:.1f}\n")
     print("| injected | expected | rank named | cause named | seconds | instead |")
     print("| --- | --- | --- | --- | --- | --- |")
     draw = random.Random(1)
-    chosen = os.environ.get("STRAGD_CONDITIONS", "")
-    for name in chosen.split(",") if chosen else injections.CONDITIONS:
-        condition = injections.CONDITIONS[name]
-        runs = [one(name, draw.randrange(injections.RANKS)) for _ in range(TIMES)]
-        right = [seconds for _, cause, seconds in runs if cause == condition.cause]
-        took = f"{statistics.median(right):.0f}" if right else "–"
-        instead = Counter(cause for _, cause, _ in runs if cause != condition.cause)
-        others = ", ".join(f"{cause} ({count})" for cause, count in instead.items()) or "–"
-        print(
-            f"| {name} | {condition.cause} | {sum(named for named, _, _ in runs)} of {TIMES} "
-            f"| {len(right)} of {TIMES} | {took} | {others} |",
-            flush=True,
-        )
+    for name in names:
+        if name in injections.CONDITIONS:
+            row = injected(name, draw)
+        else:
+            runs = [healthy(name, draw.randrange(injections.RANKS)) for _ in range(TIMES)]
+            found = Counter(kind for kinds, _ in runs for kind in kinds)
+            wrong = Counter(cause for _, causes in runs for cause in causes)
+            named = sum(bool(causes) for _, causes in runs)
+            row = f"| none | – | {named} of {TIMES} | – | {_listed(found + wrong)} |"
+        print(f"| {name} {row}", flush=True)
+
+
+def injected(name: str, draw: random.Random) -> str:
+    """The row of a condition without its name."""
+    expected = injections.CONDITIONS[name].cause
+    runs = [one(name, draw.randrange(injections.RANKS)) for _ in range(TIMES)]
+    right = [seconds for _, cause, seconds in runs if cause == expected]
+    took = f"{statistics.median(right):.0f}" if right else "–"
+    named = sum(named for named, _, _ in runs)
+    instead = _listed(Counter(cause for _, cause, _ in runs if cause != expected))
+    return f"| {expected} | {named} of {TIMES} | {len(right)} of {TIMES} | {took} | {instead} |"
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{what} ({count})" for what, count in counts.items()) or "–"

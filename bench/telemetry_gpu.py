@@ -1,10 +1,12 @@
 """What one pass over 8 GPUs costs: the reader's process and the daemon's own part.
 
 Method: the readers run as in the daemon, on a made-up NVIDIA driver (tests/fakenvml: per GPU 116
-field values of an H200 with 18 NVLinks, 15 calls and 8 GPM metrics) and on a made-up /sys with AMD
-GPUs (gpu_metrics 1.6). A window every half second, 60 of them after 5 that do not count. The
-reader's CPU time is that of all its threads (/proc/PID/task/*/schedstat), the daemon's is the
-thread time of `request` and `samples`. A real driver adds its own time, which no fake can show.
+field values of an H200 with 18 NVLinks, 15 calls and 8 GPM metrics; nine tenths of the time at the
+power limit, so that energy and that accumulator grow) and on a made-up /sys with AMD GPUs
+(gpu_metrics 1.6). A window every half second, 60 of them after 5 that do not count. The reader's
+CPU time is that of all its threads (/proc/PID/task/*/schedstat), the daemon's is the thread time of
+`request` and `samples`. A real driver adds its own time, which no fake can show; this one adds
+next to none, as it does not look at its file meanwhile.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ WARM_UP, WINDOWS = 5, 60
 SECONDS = 0.5
 MS = 1e6
 NOWHERE = "/nonexistent"
+POWER_CAP = 74  # NVML's field of the time at the power limit
 
 
 def nvidia(directory: Path) -> GpuTelemetry:
@@ -31,7 +34,8 @@ def nvidia(directory: Path) -> GpuTelemetry:
     fake = FakeNvml(directory / "driver", GPUS).healthy()
     for gpu in range(GPUS):
         fake.process(gpu, 1000 + gpu)
-    fake.write()
+        fake.share(gpu, POWER_CAP, 0.9)
+    fake.write(final=True)
     os.environ.update(fake.environment)
     return GpuTelemetry(NOWHERE, NOWHERE, NOWHERE)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import signal
@@ -85,10 +86,11 @@ def stops(pid: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def little_memory(pid: int) -> Iterator[None]:
-    """A memory cgroup with half of the room for the file that the rank reads again and again."""
+def little_memory(pid: int, share: float = 0.5) -> Iterator[None]:
+    """A memory cgroup with ``share`` of the room for the file that the rank reads again and again,
+    and for little else: the memory that it has already is charged elsewhere."""
     file = _data_of(pid)
-    room = str(os.stat(file).st_size // 2)
+    room = str(int(os.stat(file).st_size * share))
     limits = {"memory__high": room, "memory__limit_in_bytes": room}
     with RealCgroups() as cgroups:
         inside = [limited := cgroups.make("memory", **limits)]
@@ -102,16 +104,13 @@ def little_memory(pid: int) -> Iterator[None]:
         yield
 
 
-READS_PER_SECOND = 100
-
-
 @contextlib.contextmanager
-def slow_disk(pid: int) -> Iterator[None]:
-    """The disk gives the rank and its data loaders fewer reads a second than they want."""
+def slow_disk(pid: int, reads_per_second: int = 100) -> Iterator[None]:
+    """The disk gives the rank and its data loaders so many reads a second; they want 500."""
     disk = _disk_of(_data_of(pid))
     limits = {
-        "io__max": f"{disk} riops={READS_PER_SECOND}",
-        "blkio__throttle__read_iops_device": f"{disk} {READS_PER_SECOND}",
+        "io__max": f"{disk} riops={reads_per_second}",
+        "blkio__throttle__read_iops_device": f"{disk} {reads_per_second}",
     }
     with RealCgroups() as cgroups:
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
@@ -164,6 +163,8 @@ class Condition:
     cable: tuple[float, float] = (0.0, 0.0)
     """What is wrong with the rank's network: delay in ms, share of packets lost. Everybody waits
     for it, so that the finding may be about the network and name no rank."""
+    windows: int = LEARNT_WINDOWS
+    """Of health before it: what is normal for a network is one series, not one per rank."""
 
     def options(self, rank: int, directory: Path) -> list[str]:
         """For the trainer, which may keep files in ``directory``."""
@@ -210,7 +211,9 @@ def scene(condition: Condition, rank: int) -> Iterator[Scene]:
 
 
 READING = ("--data", "{directory}")
-LARGER = ("--buckets", "4")
+LOADING = (*READING, "--direct", "--workers", "1")
+TALKING = ("--buckets", "4", "--step-ms", "30", "--cpu-ms", "3")
+NETWORK_WINDOWS = 30
 
 CONDITIONS = {
     "neighbours on its core": Condition(
@@ -222,18 +225,38 @@ CONDITIONS = {
         little_memory, "memory-pressure", "job", "memory", trainer=READING
     ),
     "slow disk under its data loader": Condition(
-        slow_disk,
-        "data-loader-disk",
-        "machine",
-        "waiting for the disk",
-        trainer=(*READING, "--direct", "--workers", "1"),
+        slow_disk, "data-loader-disk", "machine", "waiting for the disk", trainer=LOADING
     ),
     "lossy network": Condition(
-        nothing, "packet-loss", "network", "TCP retransmits", trainer=LARGER, cable=(0.0, 0.05)
+        nothing,
+        "packet-loss",
+        "network",
+        "TCP retransmits",
+        trainer=TALKING,
+        cable=(0.0, 0.1),
+        windows=NETWORK_WINDOWS,
     ),
-    "slow network": Condition(nothing, "unknown", "network", trainer=LARGER, cable=(8.0, 0.0)),
+    "slow network": Condition(
+        nothing, "unknown", "network", trainer=TALKING, cable=(20.0, 0.0), windows=NETWORK_WINDOWS
+    ),
     "slow by itself": Condition(nothing, "unknown", "unknown", slow_factor=1.4),
 }
+
+TWINS = {
+    "memory for its data": Condition(
+        functools.partial(little_memory, share=4.0), "", "", trainer=READING
+    ),
+    "a disk that is fast enough": Condition(
+        functools.partial(slow_disk, reads_per_second=50_000), "", "", trainer=LOADING
+    ),
+    "one packet in ten thousand lost": Condition(
+        nothing, "", "", trainer=TALKING, cable=(0.0, 0.0001), windows=NETWORK_WINDOWS
+    ),
+    "a fifth of a millisecond more": Condition(
+        nothing, "", "", trainer=TALKING, cable=(0.2, 0.0), windows=NETWORK_WINDOWS
+    ),
+}
+"""The same measures where they slow nobody: no cause may be named."""
 
 
 def arguments(*more: str) -> list[str]:
@@ -241,17 +264,19 @@ def arguments(*more: str) -> list[str]:
     return ["--step-ms", "60", "--cpu-ms", "6", "--steps", "100000", *more]
 
 
-def learnt(watcher: Daemon, training: Job) -> dict[int, int]:
-    """Wait until the scorer knows what is normal; rank -> pid."""
+def learnt(
+    watcher: Daemon, training: Job, least: int = LEARNT_WINDOWS, limit: float = LIMIT
+) -> dict[int, int]:
+    """Wait until the scorer has seen ``least`` windows; rank -> pid."""
 
     def known() -> dict[int, int]:
         ranks = watcher.ranks(training)
         jobs = {rank["job"] for rank in ranks}
         windows = [j["windows"] for j in watcher.ask("jobs")["jobs"] if j["key"] in jobs]
-        enough = len(ranks) == RANKS and windows and min(windows) >= LEARNT_WINDOWS
+        enough = len(ranks) == RANKS and windows and min(windows) >= least
         return {rank["rank"]: rank["pid"] for rank in ranks} if enough else {}
 
-    return wait_for("windows of every rank", known, LIMIT)
+    return wait_for("windows of every rank", known, limit)
 
 
 def blamed(watcher: Daemon, training: Job, network: bool = False) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -21,6 +22,17 @@ print(json.dumps([c.pid for c in children]), flush=True)
 sys.stdin.read()
 for c in children: c.kill()
 """
+
+
+NOISE = {f"NOISE_{n}": "x\n'\"=;$(" * 15000 for n in range(18)}
+"""Two megabytes of variables; who starts with them needs ``big_stack``."""
+
+
+def big_stack() -> None:
+    """For ``preexec_fn``: the kernel gives arguments and environment a quarter of the stack."""
+    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    wanted = 64 << 20 if hard == resource.RLIM_INFINITY else min(hard, 64 << 20)
+    resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
 
 
 class Processes:

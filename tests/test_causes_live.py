@@ -1,6 +1,6 @@
 """Real jobs, real injected conditions, the running daemon: the right rank with the right cause.
 
-The other conditions are in ``python -m bench causes_live``.
+Busy neighbours are in test_outputs_agree.py, all others in ``python -m bench causes_live``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.injections import CONDITIONS, LIMIT, RANKS, WATCH, arguments, blamed,
 from tests.needs import lacking
 
 SICK = 2
-QUICK = ("neighbours on its core", "CPU quota", "stopped now and then")
+QUICK = ("CPU quota", "stopped now and then")
 HW_THERMAL = 270  # NVML's field of the time in hardware thermal slowdown
 
 

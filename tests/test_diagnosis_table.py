@@ -46,6 +46,18 @@ def test_docs_and_table_name_the_same_causes() -> None:
     assert all(len(cells) == 5 and all(cells) for cells in documented.values())
 
 
+def test_every_trap_names_tests_that_exist() -> None:
+    text = (ROOT / "docs/causes.md").read_text(encoding="utf-8")
+    traps = re.findall(r"^\| ([0-9]+) \|(.*)\|$", text, re.MULTILINE)
+    assert [int(number) for number, _ in traps] == list(range(1, 20))
+    for number, cells in traps:
+        named = re.findall(r"`([a-z_]+\.py)::(test_\w+)`", cells)
+        assert named, f"trap {number} has no test"
+        for file, test in named:
+            source = (ROOT / "tests" / file).read_text(encoding="utf-8")
+            assert f"\ndef {test}(" in source, f"trap {number}: {file} has no {test}"
+
+
 @pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.name)
 def test_a_row_is_whole(cause: Cause) -> None:
     assert 0.4 <= cause.weight < 1  # less could never be named

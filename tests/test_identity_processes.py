@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -19,9 +18,11 @@ from stragd.discovery.container import parse as parse_cgroup
 from stragd.discovery.container import read_container
 from stragd.discovery.environ import parse as parse_environ
 from tests.processes import (
+    NOISE,
     SLEEP,
     Processes,
     ask,
+    big_stack,
     executed,
     fact,
     known,
@@ -140,13 +141,7 @@ def test_exec_brings_a_new_environment(processes: Processes, identifier: Identif
 
 
 def test_environment_of_two_megabytes(processes: Processes, identifier: Identifier) -> None:
-    def big_stack() -> None:
-        hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
-        wanted = 64 << 20 if hard == resource.RLIM_INFINITY else min(hard, 64 << 20)
-        resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
-
-    noise = {f"NOISE_{n}": "x\n'\"=;$(" * 15000 for n in range(18)}
-    env = {"RANK_": "7", **noise, "A": "\nRANK=9\nWORLD_SIZE=10\n", **torchrun(1, 4), "Z": "\n"}
+    env = {"RANK_": "7", **NOISE, "A": "\nRANK=9\nWORLD_SIZE=10\n", **torchrun(1, 4), "Z": "\n"}
     pid = processes.start(env, preexec_fn=big_stack)
     with open(f"/proc/{pid}/environ", "rb") as file:
         assert len(file.read()) > 2_000_000

@@ -134,7 +134,8 @@ def test_causes_have_their_place_and_what_deviates(page: Page) -> None:
     assert found == {
         labels(**about, kind="straggler", cause="thermal-throttle", where="machine",
                evidence=evidence): 0.9,
-        labels(**about, kind="intermittent", cause="unknown", where="unknown", evidence=""): 0,
+        labels(**about, kind="intermittent", cause="unknown", where="unknown",
+               evidence="nobody has looked"): 0,
     }  # fmt: skip
     read = page.samples()["stragd_telemetry_read_seconds"]
     assert read == {labels(collector="telemetry_host"): 0.002}

@@ -70,17 +70,19 @@ class HandHost:
         end_ns: int,
         numa_nodes: Mapping[int, int] | None = None,
     ) -> list[Sample]:
-        if self.error:
-            raise self.error
+        self._fail()
         self.nodes = dict(numa_nodes or {})
         return [Sample("process", str(pid), "", start_ns, end_ns) for pid in pids]
+
+    def _fail(self) -> None:
+        if self.error:  # one of its own: what was raised holds on to who asked
+            raise type(self.error)(*self.error.args)
 
     def read_node(self, start_ns: int, end_ns: int) -> Sample:
         return Sample("node", "", "cpu", start_ns, end_ns)
 
     def glance(self) -> None:
-        if self.error:
-            raise self.error
+        self._fail()
 
 
 class Node:
@@ -89,10 +91,10 @@ class Node:
     def __init__(self, root: Path, listed: dict[int, list[str]]) -> None:
         dgx(root)
         self.host, self.gpus = HandHost(), HandGpus(listed)
-        self.faults: list[tuple[str, str]] = []
+        self.faults = faults = list[tuple[str, str]]()
         self.collector = Collector(
             Telemetry(),
-            lambda name, reason: self.faults.append((name, reason)),
+            lambda name, reason: faults.append((name, reason)),  # without self: no cycle
             host=self.host,
             nic=NicTelemetry(root),
             gpu=self.gpus,

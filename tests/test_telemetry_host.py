@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from stragd.telemetry.host import THREADS_AFTER
+from stragd.telemetry.rank_process import THREADS_AFTER
 from stragd.telemetry.tasks import parse_stat
 from tests.hosts import SPIN, Host, RealCgroups, cpus, more_than_twin, pinned, waits_more_than_twin
 from tests.needs import lacking
-from tests.processes import Processes, wait_for
+from tests.processes import NOISE, Processes, big_stack, wait_for
 
 # Of a hundred threads one begins to work when the file argv[1] is there.
 IDLE_WITH_A_BUSY_THREAD = """
@@ -474,3 +474,14 @@ def test_profiling_left_on(
     notes = Host(pid).read()[pid].notes
     assert [note for note in notes if note.endswith("is set")] == said
     assert not any("/opt" in note for note in notes)  # values are the job's business
+
+
+def test_a_profiler_behind_two_megabytes_of_environment(processes: Processes) -> None:
+    """Trap 16: and what only looks like a variable, in the middle of another, is none."""
+    fake = {"A": "\nCUDA_PROFILE=1\nCUDA_LAUNCH_BLOCKING=1\n", "Z": "'CUDA_PROFILE=1'"}
+    variables = {**NOISE, **fake, "HSA_TOOLS_LIB": "/opt/tool.so"}
+    pid = processes.start(variables, SLEEP, preexec_fn=big_stack)
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        assert len(file.read()) > 2_000_000
+    notes = Host(pid).read()[pid].notes
+    assert [note for note in notes if note.endswith("is set")] == ["HSA_TOOLS_LIB is set"]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from stragd.telemetry.cgroup import LIMITS_EVERY
-from stragd.telemetry.host import LOOK_EVERY, HostTelemetry
+from stragd.telemetry.host import HostTelemetry
 from stragd.telemetry.node import cpu_list
 from stragd.telemetry.pressure import parse
 from stragd.telemetry.quantities_host import NIC, NODE, PROCESS
+from stragd.telemetry.rank_process import LOOK_EVERY
 from stragd.telemetry.sample import Sample
 from stragd.telemetry.tasks import parse_stat
 
@@ -72,8 +74,10 @@ class Files:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Files:
-    return Files(tmp_path)
+def files(tmp_path: Path) -> Iterator[Files]:
+    made = Files(tmp_path)
+    yield made
+    vars(made).clear()  # the reader's clock refers to it, and the reader holds files
 
 
 def v2(files: Files, path: str = POD) -> str:

@@ -363,7 +363,7 @@ def test_a_nic_that_vanishes_is_spoken_of_and_may_come_back(tmp_path: Path) -> N
     # What is deleted on a disk stays readable to who has it open; in sysfs it does not.
     for nic in nics.reader._nics.values():
         if nic.subject == f"{device}/1" and nic.port:
-            nic.port._state.close()
+            nic.port._states.close()
     sample = nics.window()[f"{device}/1"]
     assert "vanished" in sample.silent
     assert not sample.values
@@ -373,7 +373,7 @@ def test_a_nic_that_vanishes_is_spoken_of_and_may_come_back(tmp_path: Path) -> N
     base.rename(tree.root / "gone")
     for nic in nics.reader._nics.values():
         if nic.subject == f"{device}/1" and nic.port:
-            nic.port._state.close()
+            nic.port._states.close()
     seen = [f"{device}/1" in nics.window() for _ in range(VANISHED_FOR + 3)]
     assert seen[0]
     assert not seen[-1]

@@ -135,6 +135,32 @@ def test_a_fields_own_error_is_not_zero(fake: FakeNvml, open_reader: Open) -> No
     assert later["remap_pending_count"] == 0
 
 
+def test_what_stands_still_goes_on_being_said(fake: FakeNvml, open_reader: Open) -> None:
+    """Counters and links that have not changed are not looked at one by one."""
+    fake.field(0, 165, 0, 4)  # link 4 is inactive
+    fake.field(0, 3, 5)
+    reader = open_reader()
+    steady = {"ecc_corrected_delta": 0, "nvlink_crc_delta": 0, "nvlink_inactive_count": 1}
+
+    def seen() -> dict[str, float]:
+        values = read(reader)[fake.address(0)].values
+        return {name: values[name] for name in steady if name in values}
+
+    assert seen() == {"nvlink_inactive_count": 1}  # differences need two readings
+    assert seen() == steady
+    fake.field(0, 3, 9)
+    fake.write()
+    assert seen() == steady | {"ecc_corrected_delta": 4}
+    assert seen() == steady
+    fake.error(0, "nvmlDeviceGetFieldValues", UNKNOWN)
+    fake.write()
+    assert seen() == {}
+    fake.error(0, "nvmlDeviceGetFieldValues", 0)
+    fake.write()
+    assert seen() == steady
+    assert seen() == steady
+
+
 def test_what_is_not_supported_is_not_asked_again(fake: FakeNvml, open_reader: Open) -> None:
     fake.refuse(0, 142, NO_PERMISSION)
     fake.unset(0, "fabric_state")

@@ -205,4 +205,6 @@ def network_namespace(proc: str, pid: int) -> str:
 
 def printable(text: str, limit: int = 64) -> str:
     """A text that a job chose, fit for a screen and a label."""
+    if text.isprintable():  # nearly always, and at once
+        return text[: limit * 2].strip()[:limit]
     return "".join(c if c.isprintable() else "?" for c in text[: limit * 2]).strip()[:limit]

@@ -196,15 +196,12 @@ class Journal:
 
 
 def _because(finding: Finding) -> str:
-    """ ", where machine, cause power-cap (0.91): SM clock ..."; nothing where nobody looked."""
+    """ ", where machine, cause power-cap (0.91): SM clock ..."; an unknown cause is said too."""
     cause = finding["cause"]
-    where = f", where {finding['where']}"
+    text = f", where {finding['where']}, cause {cause['name']}"
     if cause["name"] != "unknown":
-        line = cause["evidence"][0] if cause["evidence"] else ""
-        return f"{where}, cause {cause['name']} ({cause['confidence']:.2f}): {line}"
-    if cause["evidence"]:
-        return f"{where}, cause unknown: {cause['evidence'][0]}"
-    return "" if finding["where"] == "unknown" else where
+        text += f" ({cause['confidence']:.2f})"
+    return f"{text}: {cause['evidence'][0]}" if cause["evidence"] else text
 
 
 def _one_line(value: object) -> str:

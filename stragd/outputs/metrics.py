@@ -29,6 +29,7 @@ class Spec(NamedTuple):
 _RANK, _JOB = ("job", "rank"), ("job",)
 # " 1,305 MHz, peers 1,980": the reading at the end of a part of an evidence line.
 _READING = re.compile(r" -?\d[\d.,]*( [^\s,]+)?( of the window)?(, (peers|before) .*)?$")
+MAX_EVIDENCE = 200
 SPECS: tuple[Spec, ...] = (
     Spec("stragd_build_info", "gauge", ("version",), "1; the version of the daemon."),
     Spec("stragd_up", "gauge", ("collector",), "1 when this part of the daemon works."),
@@ -233,7 +234,8 @@ SPECS: tuple[Spec, ...] = (
         "gauge",
         ("job", "rank", "kind", "cause", "where", "evidence"),
         "How sure the cause is, 0 for `unknown`; `where` is machine, job, network or unknown. "
-        "`evidence` names what deviates, without its numbers: those change, a series must not.",
+        "`evidence` is the first line of evidence and names what deviates, without its numbers: "
+        "those change, a series must not.",
     ),
 )
 
@@ -409,11 +411,11 @@ def _findings(page: _Page, now: Snapshot, max_series: int) -> None:
 
 def _deviates(cause: Cause) -> str:
     """The first evidence line of a cause without numbers: "SM clock; HW thermal slowdown"."""
-    if not cause["evidence"]:
-        return ""
+    first = cause["evidence"][0] if cause["evidence"] else "nobody has looked"
     if cause["name"] == "unknown":
-        return "nothing deviates"
-    return "; ".join(_READING.sub("", part) for part in cause["evidence"][0].split("; "))
+        # "there is no telemetry of this rank", but not "compared with 3 peers ...".
+        return "nothing deviates" if any(c.isdigit() for c in first) else first[:MAX_EVIDENCE]
+    return "; ".join(_READING.sub("", part) for part in first.split("; "))[:MAX_EVIDENCE]
 
 
 def _seconds(milliseconds: float | None) -> float | None:

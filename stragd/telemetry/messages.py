@@ -2,16 +2,17 @@
 
 Daemon to reader: ``{"window": 7, "processes": true}``. Reader to daemon, per window: one "sample"
 for each subject, "processes" where asked for, "done" at the end. The values of a sample follow its
-object: a byte of 0, then (place in the table of quantities, double) for each; as text they would
-be most of the cost of a window. Both sides check what they get: a process that a driver's library
-has damaged must not damage the daemon.
+object: a byte of 0, the place of each in the table of quantities, then the doubles; as text they
+would be most of the cost of a window. Both sides check what they get: a process that a driver's
+library has damaged must not damage the daemon.
 """
 
 from __future__ import annotations
 
 import json
-import struct
+import math
 import zlib
+from array import array
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ MAX_PIDS = 4096
 MAX_NUMBER = 1e18
 NAMES = tuple(GPU)
 PLACES = {name: place for place, name in enumerate(NAMES)}
-ENTRY = struct.calcsize("<Bd")
+ENTRY = 1 + array("d").itemsize
 TABLE = f"{zlib.crc32(' '.join(NAMES).encode()):08x}"
 """Stands for the table: two processes understand each other only if theirs are the same."""
 ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False)
@@ -91,10 +92,9 @@ def encode(message: Request | SampleMessage | ProcessesMessage | DoneMessage) ->
     what["window"] = message.window
     packet = ENCODER.encode(what).encode()
     if isinstance(message, SampleMessage):
-        packet += b"\0"
         values = message.reading.values
-        places = (PLACES[name] for name in values)
-        packet += struct.pack(f"<{len(values)}B{len(values)}d", *places, *values.values())
+        packet += b"\0" + bytes(map(PLACES.__getitem__, values))
+        packet += array("d", values.values()).tobytes()
     return packet
 
 
@@ -148,15 +148,17 @@ def _values(packed: bytes) -> dict[str, float] | None:
     count, rest = divmod(len(packed), ENTRY)
     if rest or count > len(NAMES):
         return None
-    numbers = struct.unpack(f"<{count}B{count}d", packed)
-    places, values = numbers[:count], numbers[count:]
+    places, values = packed[:count], array("d", packed[count:])
     if count and max(places) >= len(NAMES):
         return None
-    return {
-        NAMES[place]: value
-        for place, value in zip(places, values, strict=True)
-        if abs(value) < MAX_NUMBER  # false for what is not a number
-    }
+    named = zip(map(NAMES.__getitem__, places), values, strict=True)
+    if (
+        count
+        and math.isfinite(sum(values))
+        and -MAX_NUMBER < min(values) <= max(values) < MAX_NUMBER
+    ):
+        return dict(named)
+    return {name: value for name, value in named if abs(value) < MAX_NUMBER}  # false for a NaN
 
 
 def _text(value: object) -> str:

@@ -56,9 +56,11 @@ class NvmlReader:
         """Xid numbers since the last call, by subject; None where the driver gives no events."""
         if self._events is None:
             return None
-        by_handle = {address(g.handle): g for g in self.devices if isinstance(g, NvmlGpu)}
         found: dict[str, list[int]] = {}
-        for handle, instance, xid in self._events.take():
+        if not (taken := self._events.take()):
+            return found
+        by_handle = {address(g.handle): g for g in self.devices if isinstance(g, NvmlGpu)}
+        for handle, instance, xid in taken:
             if gpu := by_handle.get(handle):
                 for subject in gpu.subjects_of(instance):
                     found.setdefault(subject, []).append(xid)

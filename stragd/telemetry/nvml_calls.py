@@ -1,12 +1,27 @@
-"""Asking NVML about one GPU: refusals are remembered, a lost GPU is told from a failed call."""
+"""Asking NVML about one GPU: refusals are remembered, a lost GPU is told from a failed call.
+
+Functions that are asked in every pass and fill in one number are called without the binding, which
+makes everything anew for each call and takes several times as long as the call itself.
+"""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from stragd.telemetry.nvml_fields import LOST, REFUSED
+
+NUMBERS: dict[str, type[ctypes.c_uint] | type[ctypes.c_ulonglong]] = {
+    "nvmlDeviceGetClockInfo": ctypes.c_uint,
+    "nvmlDeviceGetCurrPcieLinkGeneration": ctypes.c_uint,
+    "nvmlDeviceGetCurrPcieLinkWidth": ctypes.c_uint,
+    "nvmlDeviceGetPowerUsage": ctypes.c_uint,
+    "nvmlDeviceGetEnforcedPowerLimit": ctypes.c_uint,
+    "nvmlDeviceGetCurrentClocksEventReasons": ctypes.c_ulonglong,
+}
+"""What the last argument of a function points to; those before are the handle and numbers."""
 
 
 class GpuLost(Exception):
@@ -49,8 +64,24 @@ class Calls:
         return self.ask(name, call)
 
     def _bind(self, function: str, arguments: tuple[int, ...]) -> Callable[[], Any]:
+        if (kind := NUMBERS.get(function)) is not None:
+            return self._bind_number(getattr(self.nvml.nvmlLib, function, None), arguments, kind())
         found = getattr(self.nvml, function, None)
         return partial(found, self.handle, *arguments) if found is not None else _missing
+
+    def _bind_number(
+        self, call: Any, arguments: tuple[int, ...], number: ctypes.c_uint | ctypes.c_ulonglong
+    ) -> Callable[[], Any]:
+        if call is None:  # a library from before or after it
+            return _missing
+        given = (self.handle, *arguments, ctypes.byref(number))
+
+        def asked() -> int:
+            if code := call(*given):
+                raise self.nvml.NVMLError(code)
+            return number.value
+
+        return asked
 
 
 def _missing() -> Any:

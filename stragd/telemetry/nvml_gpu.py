@@ -15,7 +15,7 @@ from stragd.discovery.process import printable
 from stragd.telemetry import gpm
 from stragd.telemetry import nvml_fields as fields
 from stragd.telemetry.counter import Baselines
-from stragd.telemetry.field_batch import FieldBatch, Key
+from stragd.telemetry.field_batch import FieldBatch, Key, Row
 from stragd.telemetry.nvml_calls import Calls, GpuLost, text
 from stragd.telemetry.nvml_fields import Field
 from stragd.telemetry.reading import NO_PROCESS_LIST, Reading
@@ -31,6 +31,7 @@ FABRIC_COMPLETED = 3
 NS = 1e9
 SW_THERMAL, THERMAL_POLICY = (fields.SW_THERMAL, 0), (fields.THERMAL_POLICY, 0)
 NO_TRAFFIC = (0, 3)  # states of an NVLink
+STEADY: tuple[fields.Kind, ...] = ("delta", "link state", "link speed")
 
 # Quantity, function, arguments.
 FIXED_CALLS: tuple[tuple[str, str, tuple[int, ...]], ...] = (
@@ -80,10 +81,12 @@ class NvmlGpu:
         self._gpm: gpm.Gpm | None = None
         if self.has_gpm and not self._slices:
             self._gpm = self._calls.ask("GPM", lambda: gpm.Gpm(nvml, handle))
+        self._fabric_info: Any = None
         self._fixed: dict[str, float] = {}
         self._slowdown_margin: float | None = None
         self._read_fixed()
-        self._batch = FieldBatch(self._calls, self._all_fields())
+        self._batch = FieldBatch(self._calls, self._all_fields(), STEADY)
+        self._quiet: dict[str, float] = {}  # what the steady fields say when nothing has changed
 
     @property
     def subjects(self) -> list[tuple[str, str]]:
@@ -114,6 +117,7 @@ class NvmlGpu:
             readings = [Reading(s, model, silent=str(lost)) for s, model in self.subjects]
             self._read_at = None
             self._counters.forget()
+            self._batch.forget()
         latency = (time.monotonic() - began) * 1e3
         for reading in readings:
             if not reading.silent:
@@ -155,7 +159,7 @@ class NvmlGpu:
         for quantity, function, arguments in FIXED_CALLS:
             if value := self._calls.get(function, *arguments):
                 self._fixed[quantity] = value
-        given = FieldBatch(self._calls, {(f.number, 0): f for f in fields.FIXED}).read()
+        _, given = FieldBatch(self._calls, {(f.number, 0): f for f in fields.FIXED}).read()
         values = {f.quantity: v * f.scale for _, f, v in given if not math.isnan(v)}
         # Models with T.Limit give margins (-2 on H100), older ones absolute temperatures.
         self._slowdown_margin = values.pop(fields.SLOWDOWN_MARGIN.quantity, None)
@@ -175,40 +179,54 @@ class NvmlGpu:
         return wanted
 
     def _read_batch(self, values: dict[str, float]) -> None:
-        found = self._batch.read()
+        steady, others = self._batch.read()
         now = time.monotonic_ns()
         passed = now - self._read_at if self._read_at is not None else 0
         self._read_at = now
-        delta, last = self._counters.delta, self._counters.last
-        states: dict[int, float] = {}
-        speeds: dict[int, float] = {}
-        for key, (_, name, kind, scale), value in found:
-            if kind == "delta" and last.get(key) == value:  # most of them, on a healthy GPU
-                values.setdefault(name, 0.0)
-            elif math.isnan(value):
+        if steady is None:
+            values.update(self._quiet)
+        else:
+            self._quiet = self._changed(steady, passed, values)
+        for key, (_, name, kind, scale), value in others:
+            if math.isnan(value):
                 continue
-            elif kind == "state":
+            if kind == "state":
                 values.setdefault(name, value * scale)
-            elif kind == "link state":
-                states[key[1]] = value
-            elif kind == "link speed":
-                speeds[key[1]] = value * scale
-            elif (grown := delta(key, int(value))) is None or passed <= 0:
+            elif (grown := self._counters.delta(key, int(value))) is None or passed <= 0:
                 continue
-            elif kind == "delta":
-                values[name] = values.get(name, 0.0) + grown
             elif kind == "rate":
                 values[name] = values.get(name, 0.0) + grown * scale * NS / passed
             elif grown < 2 * passed:  # more is no time of this window
                 values[name] = min(grown / passed, 1.0)
         values.update(self._fixed)
-        if states:
-            values["nvlink_inactive_count"] = sum(s in NO_TRAFFIC for s in states.values())
-        working = [s for link, s in speeds.items() if s > 0 and states.get(link) not in NO_TRAFFIC]
-        if working:
-            values["nvlink_speed_gbps"] = min(working)
         if SW_THERMAL in self._batch.wanted and THERMAL_POLICY in self._batch.wanted:
             self._batch.drop({THERMAL_POLICY})
+
+    def _changed(self, rows: list[Row], passed: int, values: dict[str, float]) -> dict[str, float]:
+        """Enter the steady fields; what they will say while they stay as they are."""
+        quiet: dict[str, float] = {}
+        states: dict[int, float] = {}
+        speeds: dict[int, float] = {}
+        for key, (_, name, kind, scale), value in rows:
+            if math.isnan(value):
+                continue
+            if kind == "link state":
+                states[key[1]] = value
+            elif kind == "link speed":
+                speeds[key[1]] = value * scale
+            else:
+                quiet[name] = 0.0
+                grown = self._counters.delta(key, int(value))
+                if grown is not None and passed > 0:
+                    values[name] = values.get(name, 0.0) + grown
+        links: dict[str, float] = {}
+        if states:
+            links["nvlink_inactive_count"] = sum(s in NO_TRAFFIC for s in states.values())
+        working = [s for link, s in speeds.items() if s > 0 and states.get(link) not in NO_TRAFFIC]
+        if working:
+            links["nvlink_speed_gbps"] = min(working)
+        values.update(links)
+        return quiet | links
 
     def _read_calls(self, values: dict[str, float], notes: list[str]) -> None:
         """What no field value gives."""
@@ -248,14 +266,7 @@ class NvmlGpu:
             values["memory_temperature_margin_c"] = left
 
     def _fabric(self, values: dict[str, float], notes: list[str]) -> None:
-        nvml = self._calls.nvml
-
-        def ask() -> Any:
-            info = nvml.c_nvmlGpuFabricInfoV_t()
-            nvml.nvmlDeviceGetGpuFabricInfoV(self.handle, ctypes.byref(info))
-            return info
-
-        info = self._calls.ask("fabric", ask)
+        info = self._calls.ask("fabric", self._ask_fabric)
         if info is None or info.state != FABRIC_COMPLETED:
             return
         wrong = [f"status {info.status}"] if info.status else []
@@ -264,3 +275,10 @@ class NvmlGpu:
                 wrong.append(words)
         values["fabric_unhealthy_count"] = len(wrong)
         notes.extend(f"NVLink fabric: {words}" for words in wrong)
+
+    def _ask_fabric(self) -> Any:
+        nvml = self._calls.nvml
+        if self._fabric_info is None:  # made once: filling it in takes longer than the call
+            self._fabric_info = nvml.c_nvmlGpuFabricInfoV_t()
+        nvml.nvmlDeviceGetGpuFabricInfoV(self.handle, ctypes.byref(self._fabric_info))
+        return self._fabric_info

@@ -9,10 +9,11 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from stragd.discovery.process import printable, read_bounded
 from stragd.telemetry.counter import number
-from stragd.telemetry.held import HeldFile
+from stragd.telemetry.held import HeldFiles
 from stragd.telemetry.rdma_counters import (
     DATA_WORD_BYTES,
     DRIVERS,
@@ -39,6 +40,16 @@ class Reading:
     answered: bool = False
 
 
+class _Counter(NamedTuple):
+    """One counter of a port."""
+
+    name: str
+    path: str
+    largest: int
+    """Where it sticks, 0 for one that wraps."""
+    unit: int
+
+
 class Port:
     """One port of one RDMA device."""
 
@@ -55,15 +66,16 @@ class Port:
         self.model = f"{kind} {self.link_layer}".strip()
         self._device = f"{base}/device"
         self.pcie: dict[str, float] = {}
-        self._state, self._physical = (
-            HeldFile(f"{port}/state", 64),
-            HeldFile(f"{port}/phys_state", 64),
-        )
-        self._rate = HeldFile(f"{port}/rate", 64)
+        self._states = HeldFiles([f"{port}/{name}" for name in ("state", "phys_state", "rate")], 64)
         self.groups: dict[str, tuple[str, ...]] = {}  # group -> files, which are added
         self.bits: dict[str, int] = {}
-        self._files: list[tuple[str, HeldFile, int, int]] = []  # name, file, largest, unit
+        self._counters: list[_Counter] = []
         self._find_counters(base, port)
+        self._files = HeldFiles([counter.path for counter in self._counters], 32)
+        # The texts of the last reading and what they mean: most errors never happen.
+        self._texts: list[bytes | None] = [b""] * len(self._counters)
+        self._numbers: dict[str, int] = {}
+        self._stuck: dict[str, str] = {}
 
     def refresh(self) -> None:
         """Read again what changes seldom: the PCIe link, which may have been trained anew."""
@@ -92,32 +104,44 @@ class Port:
     def _hold(self, path: str, name: str, bits: int, unit: int) -> None:
         if name not in self.bits:
             largest = (1 << bits) - 1 if bits < 32 else 0
-            self._files.append((name, HeldFile(path, 32), largest, unit))
+            self._counters.append(_Counter(name, path, largest, unit))
             self.bits[name] = bits
 
     def read(self) -> Reading:
         """Everything now; ``answered`` is False where the device has gone."""
         reading = Reading()
-        state, physical = self._state.read(), self._physical.read()
+        state, physical, rate = self._states.read()
         reading.answered = state is not None
         if state is None:
             return reading
         down = b"ACTIVE" not in state or (physical is not None and b"LinkUp" not in physical)
         reading.values["down_count"] = float(down)
-        rate = _RATE.match(self._rate.read() or b"")
-        if rate and not down:
-            reading.values["rate_gbps"] = float(rate[1])
-            if rate[2]:
-                reading.values["width_count"] = float(rate[2])
-        for name, file, largest, unit in self._files:
-            value = number(file.read())
-            if value is None:
-                continue
-            if largest and value >= largest:
-                reading.notes.append(f"{name} is saturated at {value}: its events are unknown")
-            else:
-                reading.counters[name] = value * unit
+        match = _RATE.match(rate or b"")
+        if match and not down:
+            reading.values["rate_gbps"] = float(match[1])
+            if match[2]:
+                reading.values["width_count"] = float(match[2])
+        texts = self._files.read()
+        if texts != self._texts:
+            for counter, now, before in zip(self._counters, texts, self._texts, strict=True):
+                if now != before:
+                    self._take(counter, now)
+            self._texts = texts
+        reading.counters = dict(self._numbers)
+        reading.notes = list(self._stuck.values())
         return reading
+
+    def _take(self, counter: _Counter, text: bytes | None) -> None:
+        """A counter has another text than at the last reading."""
+        name, value = counter.name, number(text)
+        self._numbers.pop(name, None)
+        self._stuck.pop(name, None)
+        if value is None:
+            return
+        if counter.largest and value >= counter.largest:
+            self._stuck[name] = f"{name} is saturated at {value}: its events are unknown"
+        else:
+            self._numbers[name] = value * counter.unit
 
 
 def port_names(root: str) -> list[tuple[str, int]]:

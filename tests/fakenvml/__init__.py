@@ -159,8 +159,9 @@ class FakeNvml:
         self.lines["mig", gpu, instance] = f"gpu {gpu} mig {instance} MIG-{uuid} {name}"
         return f"{self.address(gpu)}/mig-{uuid}"
 
-    def write(self) -> None:
-        """Replace the driver's file."""
+    def write(self, final: bool = False) -> None:
+        """Replace the driver's file; ``final``: it will not be looked at again."""
         new = self.directory / "gpus.new"
-        new.write_text("\n".join([f"gpus {self.gpus}", *self.lines.values()]) + "\n")
+        last = ["final"] if final else []
+        new.write_text("\n".join([f"gpus {self.gpus}", *self.lines.values(), *last]) + "\n")
         new.rename(self.directory / "gpus.txt")

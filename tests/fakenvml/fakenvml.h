@@ -19,6 +19,7 @@
  *   gpu N mig INSTANCE UUID NAME      a GPU instance
  *   error FUNCTION CODE               what a function without a GPU returns
  *   hang FUNCTION SECONDS             how long it takes
+ *   final                             the file is not looked at again: that costs as much as a call
  *
  * What is not said is "not supported".
  */
@@ -135,6 +136,7 @@ struct device {
 };
 
 struct state {
+	bool final;
 	int gpus;
 	struct gpu gpu[MAX_GPUS];
 	int rules;

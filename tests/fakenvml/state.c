@@ -206,6 +206,10 @@ static void read_line(const char *line)
 			state.gpu[g].index = g;
 		return;
 	}
+	if (strcmp(line, "final\n") == 0) {
+		state.final = true;
+		return;
+	}
 	if (sscanf(line, "gpu %15s %15s %n", who, what, &at) == 2 && at > 0) {
 		if (strcmp(who, "*") != 0) {
 			first = atoi(who);
@@ -248,6 +252,8 @@ static void refresh(void)
 	struct stat found;
 	FILE *file;
 
+	if (state.final)
+		return;
 	path_of_file(path, sizeof(path));
 	if (stat(path, &found) != 0 || same(&found, &last))
 		return;
