@@ -19,14 +19,18 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from stragd.config import Exchange as Settings
     from stragd.exchange.cluster import Cluster
+    from stragd.exchange.interface import Exchange
     from stragd.exchange.verdict import Verdict
 
 OF_CLUSTER = 1 << 62
 """Set in the ids of findings of a job's scorer: they are not this node's own scorer's."""
 
 
-def make_cluster(config: Config, complain: Callable[[str], None]) -> Cluster | None:
+def make_cluster(
+    config: Config, table: JobTable, complain: Callable[[str], None]
+) -> Cluster | None:
     """This node's part in the cluster; None where the configuration has none.
 
     Raises ValueError where the exchange's settings cannot be used.
@@ -38,22 +42,43 @@ def make_cluster(config: Config, complain: Callable[[str], None]) -> Cluster | N
     from stragd.exchange.cluster import Cluster
     from stragd.exchange.message import Sender, node_name
 
-    try:
-        from stragd.exchange.nats import Nats
-    except ImportError as error:
-        raise ValueError(f"exchange.kind is nats: {error}; pip install 'stragd[nats]'") from None
-
     host = socket.gethostname()
     node = settings.node or node_name(host)
     sender = Sender(node, host, secrets.randbits(62))
+    make = _store if settings.kind == "store" else _nats
     return Cluster(
-        Nats(settings, node),
+        make(settings, node, table),
         sender,
         config.scorer(),
         settings.deadline_seconds,
         settings.lease_seconds,
         complain,
     )
+
+
+def _nats(settings: Settings, node: str, table: JobTable) -> Exchange:
+    try:
+        from stragd.exchange.nats import Nats
+    except ImportError as error:
+        raise ValueError(f"exchange.kind is nats: {error}; pip install 'stragd[nats]'") from None
+    return Nats(settings, node)
+
+
+def _store(settings: Settings, node: str, table: JobTable) -> Exchange:
+    from stragd.discovery.process import MemoryReader
+    from stragd.exchange.store import Store
+    from stragd.exchange.store_address import StoreAddress, store_address
+
+    reader = MemoryReader()
+
+    def find(job: int) -> StoreAddress:
+        known = table.jobs.get(job)
+        ranks = [] if known is None else [r for r in known.ranks.values() if r.gone_since is None]
+        if not ranks:
+            raise ValueError(f"job {job:016x} has no process on this node any more")
+        return store_address(ranks[0].process[0], settings.store, reader)
+
+    return Store(settings, node, find)
 
 
 class Spanning:

@@ -105,7 +105,7 @@ class Watch:
             Path(kept.baselines_file), scorer, self.store, self._complain, kept.baselines_seconds
         )
         self._identifier = identifier
-        cluster = make_cluster(config, self._complain)
+        cluster = make_cluster(config, self.table, self._complain)
         self.spanning = Spanning(cluster, self.table, self.store, self.causes)
         self._statuses: dict[ProcessKey, RankStatus] = {}
         self._looked_again = 0.0

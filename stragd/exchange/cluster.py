@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 KEPT_WINDOWS = 5
 """Last windows of a job that are sent again to a new scorer, or when the server is back."""
-MAX_STATE = 64 << 20
 STATE_BYTES_PER_SECOND = 2 << 20
 """The state of a large job is kept less often."""
 WARNING_SECONDS = 60.0
@@ -270,7 +269,8 @@ class Cluster:
             self._drop(event.job)
         elif event.kind == "back":
             for job, followed in self._followed.items():
-                self._resend(job, followed, now)
+                if event.job in (0, job):
+                    self._resend(job, followed, now)
 
     def _drop(self, job: int) -> None:
         held = self._held.pop(job, None)
@@ -289,7 +289,7 @@ class Cluster:
             return
         state = held.score.save()
         held.keep_every = len(state) / STATE_BYTES_PER_SECOND
-        if len(state) <= MAX_STATE:
+        if len(state) <= self._exchange.max_state:
             self._exchange.keep(job, state)
         else:
             held.too_large = True

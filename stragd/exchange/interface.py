@@ -19,7 +19,7 @@ class Event:
     """Something came. ``node`` is who the transport says sent it."""
 
     kind: Literal["windows", "verdict", "held", "lost", "back"]
-    job: int = 0
+    job: int = 0  # back: 0 for all of them
     node: str = ""
     data: bytes = b""  # held: the state that was kept, empty where there is none
     epoch: int = 0  # held: of the lease
@@ -28,6 +28,9 @@ class Event:
 
 class Exchange(Protocol):
     """A transport; every method may be called from the main loop and returns at once."""
+
+    max_state: int
+    """Bytes that can be kept for the next holder of a role."""
 
     def start(self) -> None: ...
     def close(self) -> None:

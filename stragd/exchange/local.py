@@ -28,6 +28,8 @@ class Hub:
 class Local:
     """One member of a hub."""
 
+    max_state = 64 << 20
+
     def __init__(self, hub: Hub, node: str) -> None:
         self.node = node
         self._hub = hub
