@@ -97,6 +97,12 @@ class Local:
             if self._hub.holders.get(job) is self:
                 self._hub.states[job] = state
 
+    def report(self, job: int, data: bytes) -> None:
+        with self._hub.lock:
+            members = list(self._hub.members)
+        for member in members:
+            member.deliver(Event("summary", job, self.node, data, at=self._hub.clock()))
+
     def deliver(self, event: Event) -> None:
         """An event from another member."""
         self._counters["received"] += 1

@@ -1,8 +1,8 @@
 """The exchange over NATS: subjects per cluster and job, the scorer role as a lease in JetStream.
 
-``stragd.CLUSTER.windows.JOB.NODE`` and ``stragd.CLUSTER.verdicts.JOB.NODE``, JOB in 16 hexadecimal
-digits; the bucket ``stragd-CLUSTER-roles`` holds the leases (its TTL is theirs) and the object
-store ``stragd-CLUSTER-scores`` what a scorer hands over. All runs in one thread of its own.
+``stragd.CLUSTER.windows.JOB.NODE``, and ``verdicts`` and ``jobs`` in the same way, JOB in 16
+hexadecimal digits. Leases and what a scorer hands over lie in JetStream: ``nats_lease.py``. All
+runs in one thread of its own.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Nats(Background):
         self._client: Client | None = None
         self._roles = Roles(self, node, settings, self._windows, self._inbox.put)
         self._jobs: dict[int, Any] = {}  # subscription to the verdicts
+        self._summaries: Any = None  # subscription to those of the cluster
 
     # The main loop's side.
 
@@ -74,6 +75,9 @@ class Nats(Background):
 
     def keep(self, job: int, state: bytes) -> None:
         self._do(self._roles.keep(job, state))
+
+    def report(self, job: int, data: bytes) -> None:
+        self._send(f"{self._prefix}.jobs.{job:016x}.{self.node}", data)
 
     def problem(self) -> str:
         return self._ended or self._problem
@@ -154,7 +158,7 @@ class Nats(Background):
             if self._stop.is_set() and client.is_connected:
                 await asyncio.wait_for(self._roles.resign_all(), CLOSE_SECONDS / 2)
         self._roles.end()
-        self._jobs = dict.fromkeys(self._jobs)
+        self._jobs, self._summaries = dict.fromkeys(self._jobs), None
         with contextlib.suppress(*_ERRORS):
             await asyncio.wait_for(client.close(), CLOSE_SECONDS / 2)
 
@@ -187,6 +191,8 @@ class Nats(Background):
         for job, subscription in list(self._jobs.items()):
             if subscription is None:
                 await self._guard(self._join(job))
+        if not self._summaries:
+            await self._guard(self._listen())
         self._problem = ""
         self._roles.returned()
         self._inbox.put(Event("back"))
@@ -214,6 +220,18 @@ class Nats(Background):
         if self._client is not None and self._client.is_connected:
             subject = f"{self._prefix}.verdicts.{job:016x}.*"
             self._jobs[job] = await self._client.subscribe(subject, cb=self._taker("verdict", job))
+
+    async def _listen(self) -> None:
+        """To what is said of every job of the cluster."""
+        if self._client is not None:
+            subject = f"{self._prefix}.jobs.*.*"
+            self._summaries = await self._client.subscribe(subject, cb=self._take_summary)
+
+    async def _take_summary(self, message: Msg) -> None:
+        _, job, node = message.subject.rsplit(".", 2)
+        with contextlib.suppress(ValueError):
+            event = Event("summary", int(job, 16), node, message.data, at=time.monotonic())
+            self._inbox.put(event)
 
     async def _leave(self, job: int) -> None:
         await self._roles.resign(job)

@@ -70,6 +70,9 @@ class Store(Background):
     def keep(self, job: int, state: bytes) -> None:
         self._of(job, lambda one: one.keep(state))
 
+    def report(self, job: int, data: bytes) -> None:
+        """To nobody: a job's store knows no other job."""
+
     def problem(self) -> str:
         jobs = (one.problem for one in list(self._jobs.values()))
         problems = (self._ended, *self._nowhere.values(), *jobs)
