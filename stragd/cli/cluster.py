@@ -79,9 +79,8 @@ def screen(answer: Cluster, width: int, height: int, begin: int, stale: str) -> 
     room = max(1, height - len(lines) - 2)
     count = max(1, min(len(jobs) - begin, max(room - len(why), room // 2)))
     shown = jobs[begin : begin + count]
-    for line, job in zip(
-        table(HEADER, [_row(job) for job in shown], RIGHT), [None, *shown], strict=False
-    ):
+    rows = table(HEADER, [_row(job) for job in shown], RIGHT)
+    for line, job in zip(rows, [None, *shown], strict=True):
         lines.append([Span(line, "dim" if job is None else _style(job))])
     if len(shown) < len(jobs):
         text = f"{begin + 1}-{begin + len(shown)} of {len(jobs)} jobs (j/k)"
