@@ -29,6 +29,7 @@ from stragd.exchange.nats_lease import MAX_STATE, Roles
 from stragd.exchange.verdict import decode
 
 MAX_OUTBOX = 1024
+CONNECT_SECONDS = 10.0
 _ERRORS = (nats.errors.Error, asyncio.TimeoutError, OSError)
 
 
@@ -139,9 +140,14 @@ class Nats(Background):
                 await self._end(client)
 
     async def _first(self, connecting: asyncio.Task[Client]) -> bool:
-        """Wait for the connection; False where the stop came first."""
+        """Wait for the connection; False where the stop or the time came first.
+
+        nats-py tries for ever, but hangs after a certificate that does not hold.
+        """
         stop = self._loop.create_task(self._stop.wait())
-        await asyncio.wait({connecting, stop}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {connecting, stop}, timeout=CONNECT_SECONDS, return_when=asyncio.FIRST_COMPLETED
+        )
         stop.cancel()
         return connecting.done() and not connecting.cancelled() and not self._stop.is_set()
 
@@ -166,6 +172,10 @@ class Nats(Background):
         if isinstance(error, nats.errors.SlowConsumerError):
             self._counters["dropped.slow_consumer"] += 1
             return
+        if isinstance(error, ssl.SSLError):
+            self._counters["refused.certificate"] += 1
+        elif "authorization" in str(error).lower():
+            self._counters["refused.credentials"] += 1
         if self._client is None or not self._client.is_connected:
             self._problem = _away(self._settings.servers, error)
 
