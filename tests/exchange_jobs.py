@@ -32,6 +32,7 @@ class Member:
     offset: int = 0  # its own step number of the job's step 0
     boot_ns: int = 10**15  # what its monotonic clock is ahead of the test's
     clock_error_ns: int = 0  # of its wall clock
+    window_seconds: float = WINDOW_SECONDS
     verdicts: list[Verdict] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
 
@@ -41,8 +42,8 @@ class Member:
         rows["first_step"] += np.uint64(self.offset)
         rows["last_step"] += np.uint64(self.offset)
         end = int(now * 1e9) + self.boot_ns
-        rows["end_ns"], rows["start_ns"] = end, end - int(WINDOW_SECONDS * 1e9)
-        rows["time_ns"] += np.uint64(self.clock_error_ns)
+        rows["end_ns"], rows["start_ns"] = end, end - int(self.window_seconds * 1e9)
+        rows["time_ns"] = rows["time_ns"].astype(np.int64) + self.clock_error_ns
         classes = {int(number): f"cpu/{number}" for number in set(rows["class_id"].tolist())}
         self.cluster.offer(rows, "pretrain", "torchrun", classes, {}, now, end)
 

@@ -31,7 +31,8 @@ class Server:
         if found is None:
             lacking("no nats-server: scripts/setup tests installs it")
         self.address = address or f"127.0.0.1:{free_port()}"
-        self._log, config = directory / "nats.log", directory / "nats.conf"
+        self.directory = directory
+        self.log, config = directory / "nats.log", directory / "nats.conf"
         store = f'jetstream {{ store_dir: "{directory}/jetstream" }}\n' if jetstream else ""
         config.write_text(whole or f'listen: "{self.address}"\n{store}{more}')
         self._command = [*wrapper, found, "-c", str(config)]
@@ -44,13 +45,13 @@ class Server:
 
     def launch(self) -> None:
         """Start it."""
-        self._begin = self._log.stat().st_size if self._log.exists() else 0
-        with self._log.open("ab") as log:
+        self._begin = self.log.stat().st_size if self.log.exists() else 0
+        with self.log.open("ab") as log:
             self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
 
     def wait(self) -> None:
         """Until it takes connections."""
-        wait_for("nats-server", lambda: b"Server is ready" in self._log.read_bytes()[self._begin :])
+        wait_for("nats-server", lambda: b"Server is ready" in self.log.read_bytes()[self._begin :])
 
     def stop(self, how: int = signal.SIGTERM) -> None:
         """Signal it and wait for its end."""
