@@ -183,6 +183,9 @@ def test_over_the_control_socket(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert main(["--socket", path, "jobs", "--cluster"]) == 1
         assert "exchanges with no other node: set exchange.kind" in capsys.readouterr().err
         picture.now["cluster"] = answer()
+        with pytest.raises(SystemExit, match="2"):
+            main(["--socket", path, "top", "--cluster", "--job", "llama"])
+        assert "--cluster shows all" in capsys.readouterr().err
         for command in (["jobs", "--cluster"], ["top", "--cluster", "--once"]):
             assert main(["--socket", path, *command]) == 0
             assert "straggler: rank 2 on node7" in capsys.readouterr().out

@@ -199,6 +199,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = made.parse_args(argv)
     if arguments.command == "ring" and (arguments.set == "sample") == (arguments.sample is None):
         made.error("ring: N belongs to `sample`, and `sample` needs it: stragctl ring sample 16")
+    if arguments.command == "top" and arguments.cluster and arguments.job is not None:
+        made.error("top: --job is about jobs of this node, --cluster shows all of the cluster")
     arguments.socket = getattr(arguments, "socket", DEFAULT_SOCKET)
     arguments.json = getattr(arguments, "json", False)
     if hasattr(sys.stdout, "reconfigure"):
