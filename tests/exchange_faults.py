@@ -231,8 +231,9 @@ def partition_node(scene: Scene) -> Iterator[None]:
     node = scene.draw.choice(scene.nodes)
     node.link.cut()
     yield
-    lists = [one.absent for other in scene.nodes for one in other.member.verdicts]
-    scene.struck = tuple(node.member.ranks) in lists
+    verdicts = [verdict for other in scene.nodes for verdict in other.member.verdicts]
+    absent = tuple(node.member.ranks) in [verdict.absent for verdict in verdicts]
+    scene.struck = absent or len({verdict.epoch for verdict in verdicts}) > 1
     node.link.mend()
 
 
@@ -256,7 +257,11 @@ def slow_consumer(scene: Scene) -> Iterator[None]:
     for _ in range(400):
         flood.publish(scene.job, b"x" * 200_000)
     yield
-    scene.struck = b"Slow Consumer" in scene.server.log.read_bytes()
+    for _ in range(100):
+        scene.struck = b"Slow Consumer" in scene.server.log.read_bytes()
+        if scene.struck:
+            break
+        scene.window()
     scorer.link.mend()
     flood.close()
 
@@ -273,10 +278,8 @@ def fill_disk(scene: Scene) -> Iterator[None]:
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:
             file.write(b"\0" * 4096)
+    scene.struck = os.statvfs(filler.parent).f_bavail == 0
     yield
-    # The server says nothing; that leases cannot be renewed is how it shows.
-    lost = sum(node.member.cluster.counters().get("roles_lost", 0) for node in scene.nodes)
-    scene.struck = os.statvfs(filler.parent).f_bavail == 0 and lost > 0
     filler.unlink()
     # JetStream may have turned itself off, and nats-server does not even end when it is asked to.
     scene.server.stop(signal.SIGKILL)

@@ -191,14 +191,10 @@ class StoreJob:
         return self._prefix + name
 
     async def _enter(self, client: TCPStoreClient) -> None:
-        """Take a place: the one that this node had, else a free one."""
-        name, first = self._store.node.encode(), zlib.crc32(self._store.node.encode())
-        places = await self._read_all(client, (f"slot/{n}" for n in range(MAX_NODES)))
-        order = [(first + n) % MAX_NODES for n in range(MAX_NODES)]
-        order = [n for n in order if places[n] == name] or [
-            n for n in order if places[n] in (ABSENT, b"")
-        ]
-        for place in order:
+        """Take the first place, from one by its name on, that is free or was this node's."""
+        name = self._store.node.encode()
+        first = zlib.crc32(name)
+        for place in ((first + n) % MAX_NODES for n in range(MAX_NODES)):
             (there,) = await client.ask([swap(self._key(f"slot/{place}"), b"", name)],
                                         ANSWER_SECONDS)  # fmt: skip
             if there == name:
