@@ -1,4 +1,4 @@
-"""What do 256 nodes that meet in a job's own store cost the process that serves it?
+"""What do nodes that meet in a job's own store cost the process that serves it?
 
 Method: a real TCPStore in a process of its own, of each torch that the tests have; so many members
 of one job (the daemon's own transport and scoring, one thread each, in one process), every one with
@@ -113,7 +113,7 @@ def main() -> None:
         ) as client:
             assert client.stdout is not None
             client.stdout.readline()
-            for nodes in (16, 256):
+            for nodes in (16, 64):
                 print(measure(server, client, nodes), flush=True)
             client.kill()
         server.stop()

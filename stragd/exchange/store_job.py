@@ -67,7 +67,7 @@ class StoreJob:
         self._store, self._job, self._instance = store, job, instance
         self._address, self._settings = address, settings
         self._prefix = f"stragd/{settings.cluster}/{job:016x}/"
-        self._every = min(max(settings.lease_seconds / 8, 0.1), 1.0)
+        self._every = min(max(settings.lease_seconds / 5, 0.1), 1.0)
         self._client: TCPStoreClient | None = None
         self._outbox: deque[bytes] = deque()
         self._wake = asyncio.Event()

@@ -140,9 +140,14 @@ class TCPStoreClient:
                 raise
 
     async def _ask(self, requests: Sequence[Request]) -> list[bytes | int]:
+        frames = b""  # one write, one wake-up of the server, for all that fits a buffer
         for request in requests:
-            self._writer.write(bytes([self.dialect.value[request.kind]]) + request.body)
-            await self._writer.drain()
+            frame = bytes([self.dialect.value[request.kind]]) + request.body
+            if frames and len(frames) + len(frame) > SOCKET_BYTES // 2:
+                await self._send(frames)
+                frames = b""
+            frames += frame
+        await self._send(frames)
         answers: list[bytes | int] = []
         for request in requests:
             if request.reply == "number":
@@ -153,6 +158,10 @@ class TCPStoreClient:
                     raise StoreError(f"a value of {size} bytes, more than stragd ever writes")
                 answers.append(await self._reader.readexactly(size))
         return answers
+
+    async def _send(self, frames: bytes) -> None:
+        self._writer.write(frames)
+        await self._writer.drain()
 
     def close(self) -> None:
         """Drop the connection."""
