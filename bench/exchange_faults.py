@@ -19,7 +19,8 @@ import time
 from tests.exchange_faults import FAULTS, play, small_server
 
 
-def main(repeats: int = 20) -> None:
+def main(repeats: int = 20, only: str = "") -> None:
+    """All faults, or those whose name has ``only`` in it."""
     seed = int(os.environ.get("STRAGD_SEED", time.time_ns() % 1_000_000))
     print(f"{repeats} runs of each, seed {seed} (STRAGD_SEED)\n")
     print(
@@ -27,6 +28,8 @@ def main(repeats: int = 20) -> None:
         "| longest time without a verdict, median and most |\n|---|---|---|---|"
     )
     for number, fault in enumerate(FAULTS):
+        if only not in fault:
+            continue
         outcomes = []
         for repeat in range(repeats):
             own = seed + 1000 * number + repeat
@@ -46,4 +49,4 @@ def main(repeats: int = 20) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20, *sys.argv[2:3])
