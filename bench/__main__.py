@@ -18,6 +18,8 @@ from bench import (
     cost,
     drain,
     exchange,
+    exchange_faults,
+    exchange_store,
     faults,
     patterns,
     power,
@@ -38,6 +40,8 @@ BENCHES = {
     "cost": cost.main,
     "drain": drain.main,
     "exchange": exchange.main,
+    "exchange_faults": exchange_faults.main,
+    "exchange_store": exchange_store.main,
     "faults": faults.main,
     "patterns": patterns.main,
     "power": power.main,
@@ -51,7 +55,8 @@ BENCHES = {
     "why": why.main,
 }
 FOR_ANYBODY = {
-    "causes", "exchange", "faults", "power", "rivals", "score", "telemetry_gpu", "telemetry_host"
+    "causes", "exchange", "exchange_store", "faults", "power", "rivals", "score", "telemetry_gpu",
+    "telemetry_host",
 }  # fmt: skip
 """Benches that attach no probes."""
 

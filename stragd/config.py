@@ -204,8 +204,9 @@ class Exchange:
 
     kind: str = _key(
         "local",
-        "`local` scores what this node sees, `nats` exchanges windows over NATS.",
-        choices=("local", "nats"),
+        "`local` scores what this node sees, `nats` exchanges windows over NATS, `store` over each "
+        "job's own store (c10d's TCPStore).",
+        choices=("local", "nats", "store"),
     )
     cluster: str = _key(
         "default", "Name of the cluster; nodes of another one are not seen.", name=True
@@ -213,6 +214,13 @@ class Exchange:
     node: str = _key("", "Name of this node; empty: its host name.", name=True, optional=True)
     servers: str = _key(
         "", "NATS servers, `nats://host:4222` or `tls://host:4222`, with commas between them."
+    )
+    store: str = _key(
+        "",
+        "host:port of the jobs' store; empty: MASTER_ADDR and MASTER_PORT of each job that runs "
+        "as the daemon's own user.",
+        address=True,
+        optional=True,
     )
     tls_ca: str = _key(
         "", "Certificates that the servers are checked with.", path=True, optional=True
@@ -411,7 +419,7 @@ def allowed(key: str) -> str:
     if meta["choices"]:
         return "one of " + ", ".join(f'"{choice}"' for choice in meta["choices"])
     if meta["address"]:
-        return 'a string "host:port"'
+        return 'a string "host:port"' + (', or ""' if meta["optional"] else "")
     if meta["path"]:
         return "an absolute path" + (', or ""' if meta["optional"] else "")
     if meta["name"]:

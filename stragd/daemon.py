@@ -205,6 +205,7 @@ class Daemon:
             "host": self._host,
             "time": iso_time(time.time_ns()),
             "pid": os.getpid(),
+            "cluster": self._watch.spanning.picture(self._host, time.monotonic()),
             "jobs": self._watch.spanning.complete(table.job_rows(findings), time.monotonic()),
             "ranks": table.rank_rows(findings, time.monotonic_ns),
             "findings": findings,

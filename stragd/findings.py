@@ -76,6 +76,8 @@ class FindingStore:
             earlier = self._earlier.pop(key, "")
             if old is not None:
                 new["id"] = old["id"]
+                if takeover and new["state"] == "suspect":
+                    new["state"] = old["state"]  # its scorer was handed an earlier state of it
             elif _begin(earlier) == _begin(new["id"]):
                 new["id"] = earlier
             self._open[key] = new

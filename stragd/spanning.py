@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stragd.causes import Causes
 from stragd.config import Config
-from stragd.finding import Finding
+from stragd.finding import Finding, iso_time, job_key
 from stragd.findings import FindingStore, Transition
 from stragd.jobs import Job, JobTable, clean
 from stragd.outputs import snapshot
@@ -19,14 +19,19 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from stragd.config import Exchange as Settings
     from stragd.exchange.cluster import Cluster
+    from stragd.exchange.interface import Exchange
+    from stragd.exchange.summary import Summary
     from stragd.exchange.verdict import Verdict
 
 OF_CLUSTER = 1 << 62
 """Set in the ids of findings of a job's scorer: they are not this node's own scorer's."""
 
 
-def make_cluster(config: Config, complain: Callable[[str], None]) -> Cluster | None:
+def make_cluster(
+    config: Config, table: JobTable, complain: Callable[[str], None]
+) -> Cluster | None:
     """This node's part in the cluster; None where the configuration has none.
 
     Raises ValueError where the exchange's settings cannot be used.
@@ -38,16 +43,12 @@ def make_cluster(config: Config, complain: Callable[[str], None]) -> Cluster | N
     from stragd.exchange.cluster import Cluster
     from stragd.exchange.message import Sender, node_name
 
-    try:
-        from stragd.exchange.nats import Nats
-    except ImportError as error:
-        raise ValueError(f"exchange.kind is nats: {error}; pip install 'stragd[nats]'") from None
-
     host = socket.gethostname()
     node = settings.node or node_name(host)
     sender = Sender(node, host, secrets.randbits(62))
+    make = _store if settings.kind == "store" else _nats
     return Cluster(
-        Nats(settings, node),
+        make(settings, node, table),
         sender,
         config.scorer(),
         settings.deadline_seconds,
@@ -56,13 +57,44 @@ def make_cluster(config: Config, complain: Callable[[str], None]) -> Cluster | N
     )
 
 
+def _nats(settings: Settings, node: str, table: JobTable) -> Exchange:
+    try:
+        from stragd.exchange.nats import Nats
+    except ImportError as error:
+        raise ValueError(f"exchange.kind is nats: {error}; pip install 'stragd[nats]'") from None
+    return Nats(settings, node)
+
+
+def _store(settings: Settings, node: str, table: JobTable) -> Exchange:
+    from stragd.discovery.process import MemoryReader
+    from stragd.exchange.store import Store
+    from stragd.exchange.store_address import StoreAddress, store_address
+
+    reader = MemoryReader()
+
+    def find(job: int) -> StoreAddress:
+        known = table.jobs.get(job)
+        ranks = [] if known is None else [r for r in known.ranks.values() if r.gone_since is None]
+        if not ranks:
+            raise ValueError(f"job {job:016x} has no process on this node any more")
+        return store_address(ranks[0].process[0], settings.store, reader)
+
+    return Store(settings, node, find)
+
+
 class Spanning:
     """The main loop's thread only; does nothing where there is no cluster."""
 
     def __init__(
-        self, cluster: Cluster | None, table: JobTable, store: FindingStore, causes: Causes
+        self,
+        settings: Settings,
+        cluster: Cluster | None,
+        table: JobTable,
+        store: FindingStore,
+        causes: Causes,
     ) -> None:
         self.cluster = cluster
+        self._settings = settings
         self._table, self._store, self._causes = table, store, causes
 
     def start(self) -> None:
@@ -111,11 +143,54 @@ class Spanning:
         """Once a second."""
         if self.cluster is not None:
             self.cluster.tick(now)
+            self.cluster.report(self._whole_here(self.cluster.node), now)
 
-    def forget(self, job: int) -> None:
+    def forget(self, job: int, now: float) -> None:
         """The job has ended here."""
         if self.cluster is not None:
+            self.cluster.ended(job, now)
             self.cluster.forget(job)
+
+    def picture(self, host: str, now: float) -> snapshot.Cluster | None:
+        """All jobs of the cluster; None without one."""
+        if self.cluster is None:
+            return None
+        return {
+            "host": host,
+            "time": iso_time(time.time_ns()),
+            "exchange": self._settings.kind,
+            "name": self._settings.cluster,
+            "problem": clean(self.cluster.problem(), 300),
+            "jobs": self.cluster.jobs(now),
+        }
+
+    def _whole_here(self, node: str) -> list[Summary]:
+        """Jobs that no other node has ranks of, in short."""
+        from stragd.exchange.summary import Summary, worst_of
+
+        summaries = []
+        for job in self._table.jobs.values():
+            if not 0 < job.live() >= job.world_size or not job.windows:
+                continue
+            key = job_key(job.key)
+            findings = [one for one in self._store.open() if one["job"]["key"] == key]
+            number, worst = worst_of(findings)
+            summaries.append(
+                Summary(
+                    job=job.key,
+                    epoch=0,
+                    node=node,
+                    name=job.name,
+                    launcher=job.launcher,
+                    world_size=job.world_size,
+                    ranks=job.live(),
+                    nodes=1,
+                    step_ms=job.step_ms,
+                    findings=number,
+                    worst=worst,
+                )
+            )
+        return summaries
 
     def complete(self, jobs: list[snapshot.Job], now: float) -> list[snapshot.Job]:
         """Add to each job how its scorer sees it, where it is scored as a whole."""

@@ -105,8 +105,8 @@ class Watch:
             Path(kept.baselines_file), scorer, self.store, self._complain, kept.baselines_seconds
         )
         self._identifier = identifier
-        cluster = make_cluster(config, self._complain)
-        self.spanning = Spanning(cluster, self.table, self.store, self.causes)
+        cluster = make_cluster(config, self.table, self._complain)
+        self.spanning = Spanning(config.exchange, cluster, self.table, self.store, self.causes)
         self._statuses: dict[ProcessKey, RankStatus] = {}
         self._looked_again = 0.0
         self._waiting: dict[ProcessKey, None] = {}  # to identify, oldest request first
@@ -196,7 +196,7 @@ class Watch:
         for job in self.table.expired(now, ended_job_seconds):
             self._baselines.forget(job.key)
             self.causes.forget(job.key)
-            self.spanning.forget(job.key)
+            self.spanning.forget(job.key, now)
             self._tell(self.store.close_job(job.key, "job ended"))
             self._journal.write(
                 "job-ended", f"job {job.name} has ended", job=job.name, job_key=job_key(job.key)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +13,9 @@ from stragd.exchange.cluster import Cluster
 from stragd.exchange.interface import Exchange
 from stragd.exchange.local import Hub, Local
 from stragd.exchange.message import Sender
-from stragd.exchange.verdict import Verdict
+from stragd.exchange.verdict import Verdict, encode
 from stragd.replay.simulate import Scenario, simulate
+from tests.harness import wait_for
 
 WINDOW_SECONDS = 10.0
 """Of simulated windows: 100 steps of 0.1 s."""
@@ -29,6 +32,7 @@ class Member:
     offset: int = 0  # its own step number of the job's step 0
     boot_ns: int = 10**15  # what its monotonic clock is ahead of the test's
     clock_error_ns: int = 0  # of its wall clock
+    window_seconds: float = WINDOW_SECONDS
     verdicts: list[Verdict] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
 
@@ -38,8 +42,8 @@ class Member:
         rows["first_step"] += np.uint64(self.offset)
         rows["last_step"] += np.uint64(self.offset)
         end = int(now * 1e9) + self.boot_ns
-        rows["end_ns"], rows["start_ns"] = end, end - int(WINDOW_SECONDS * 1e9)
-        rows["time_ns"] += np.uint64(self.clock_error_ns)
+        rows["end_ns"], rows["start_ns"] = end, end - int(self.window_seconds * 1e9)
+        rows["time_ns"] = rows["time_ns"].astype(np.int64) + self.clock_error_ns
         classes = {int(number): f"cpu/{number}" for number in set(rows["class_id"].tolist())}
         self.cluster.offer(rows, "pretrain", "torchrun", classes, {}, now, end)
 
@@ -95,3 +99,41 @@ class Cast:
 def job(windows: int, ranks: int = 8, **more: Any) -> list[np.ndarray]:
     """Windows of a whole job."""
     return list(simulate(Scenario(ranks=ranks, windows=windows, tenths=False, **more)))
+
+
+# Members whose transports have threads of their own, under the real clock.
+
+
+def run(them: list[Member], seconds: float = 0.0) -> None:
+    """What their daemons' main loops do, for so long."""
+    end = time.monotonic() + seconds
+    while True:
+        for member in them:
+            member.turn(time.monotonic())
+            member.cluster.tick(time.monotonic())
+        if time.monotonic() >= end:
+            return
+        time.sleep(0.02)
+
+
+def give(them: list[Member], window: np.ndarray) -> None:
+    """A window of all, and the time until each has the verdict about it."""
+    number = int(window["window"][0])
+    for member in them:
+        member.boot_ns = 0
+        member.offer(window, time.monotonic())
+
+    def all_have_it() -> bool:
+        return all(member.verdicts and member.verdicts[-1].window >= number for member in them)
+
+    until(them, "the verdict on every node", all_have_it)
+
+
+def until(them: list[Member], what: str, check: Callable[[], object]) -> None:
+    """Let their main loops run until something holds."""
+    wait_for(what, lambda: run(them) or check())
+
+
+def hello(job: int, epoch: int, node: str) -> bytes:
+    """A scorer's verdict about nothing."""
+    return encode(Verdict(job, epoch, node, 0, "j", "t", 8, 8, 1, (), None, (), ()))

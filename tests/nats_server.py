@@ -24,23 +24,34 @@ class Server:
         address: str = "",
         wrapper: tuple[str, ...] = (),
         jetstream: bool = True,
+        whole: str = "",
     ) -> None:
+        """``whole`` is a configuration that stands for itself, at ``address``."""
         found = shutil.which("nats-server", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
         if found is None:
             lacking("no nats-server: scripts/setup tests installs it")
         self.address = address or f"127.0.0.1:{free_port()}"
-        self._log, config = directory / "nats.log", directory / "nats.conf"
+        self.directory = directory
+        self.log, config = directory / "nats.log", directory / "nats.conf"
         store = f'jetstream {{ store_dir: "{directory}/jetstream" }}\n' if jetstream else ""
-        config.write_text(f'listen: "{self.address}"\n{store}{more}')
+        config.write_text(whole or f'listen: "{self.address}"\n{store}{more}')
         self._command = [*wrapper, found, "-c", str(config)]
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it and wait until it takes connections."""
-        begin = self._log.stat().st_size if self._log.exists() else 0
-        with self._log.open("ab") as log:
+        self.launch()
+        self.wait()
+
+    def launch(self) -> None:
+        """Start it."""
+        self._begin = self.log.stat().st_size if self.log.exists() else 0
+        with self.log.open("ab") as log:
             self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
-        wait_for("nats-server", lambda: b"Server is ready" in self._log.read_bytes()[begin:])
+
+    def wait(self) -> None:
+        """Until it takes connections."""
+        wait_for("nats-server", lambda: b"Server is ready" in self.log.read_bytes()[self._begin :])
 
     def stop(self, how: int = signal.SIGTERM) -> None:
         """Signal it and wait for its end."""

@@ -157,33 +157,32 @@ def spanning_job(
 
 @contextlib.contextmanager
 def cluster(
-    count: int, config: str = "", nats_config: str = "", lease_seconds: float = 2.0
-) -> Iterator[tuple[Net, Server, list[NodeDaemon]]]:
-    """So many nodes with a daemon each, and a nats-server."""
+    count: int, kind: str, config: str = "", lease_seconds: float = 2.0
+) -> Iterator[tuple[Net, list[NodeDaemon]]]:
+    """So many nodes with a daemon each, and a nats-server where the exchange is one over it."""
     with (
         tempfile.TemporaryDirectory(prefix="stragd-cluster-") as text,
         Net(count) as net,
         contextlib.ExitStack() as ending,
     ):
         directory = Path(text)
-        wrapper = ("ip", "netns", "exec", net.hub)
-        server = Server(directory, nats_config, f"{HUB}:{NATS_PORT}", wrapper)
-        ending.callback(server.stop)
-        server.start()
+        if kind == "nats":
+            wrapper = ("ip", "netns", "exec", net.hub)
+            server = Server(directory, address=f"{HUB}:{NATS_PORT}", wrapper=wrapper)
+            ending.callback(server.stop)
+            server.start()
+        exchange = f'[exchange]\nkind = "{kind}"\nservers = "nats://{HUB}:{NATS_PORT}"\n'
+        exchange += f"lease_seconds = {lease_seconds}\nretry_seconds = 0.5\n"
         daemons = []
         for node in net.nodes:
             own = directory / node.name
             own.mkdir()
-            exchange = (
-                f'[exchange]\nkind = "nats"\nservers = "nats://{HUB}:{NATS_PORT}"\n'
-                f"lease_seconds = {lease_seconds}\nretry_seconds = 0.5\n"
-            )
             daemons.append(NodeDaemon(node, own, exchange + config))
         for one in daemons:
             ending.callback(one.stop)
         with ThreadPoolExecutor(count) as starting:
             list(starting.map(NodeDaemon.start, daemons))
-        yield net, server, daemons
+        yield net, daemons
 
 
 def whole(one: Daemon, training: Job) -> dict[str, Any]:

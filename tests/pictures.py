@@ -112,6 +112,7 @@ def snapshot(
         "host": "node7",
         "time": "2026-11-29T10:00:00Z",
         "pid": 4242,
+        "cluster": None,
         "jobs": [job()] if jobs is None else jobs,
         "ranks": [rank(n) for n in range(4)] if ranks is None else ranks,
         "findings": findings or [],

@@ -212,3 +212,13 @@ def test_an_earlier_id_is_not_given_to_another_finding() -> None:
     assert "-intermittent-" in store.open()[0]["id"]
     store.forget(2)
     assert [name[0] for name in store.names()] == [1]
+
+
+def test_a_scorer_that_was_handed_an_earlier_state_takes_no_confirmation_back() -> None:
+    store = FindingStore()
+    changes = store.apply(1, [(1, finding())])
+    assert [change.finding["state"] for change in changes] == ["confirmed"]
+    assert store.apply(1, [(1, finding(state="suspect"))], takeover=True) == []
+    assert store.apply(1, [(1, finding())], takeover=True) == []
+    (change,) = store.apply(1, [(1, finding(state="recovering"))], takeover=True)
+    assert change.finding["state"] == "recovering"

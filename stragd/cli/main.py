@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, cast
 
 from stragd import __version__
-from stragd.cli import answers, record, replay, ring_install, simulate, top, why
+from stragd.cli import answers, cluster, record, replay, ring_install, simulate, top, why
 from stragd.cli.client import DEFAULT_SOCKET, ControlClient, ControlError
 from stragd.cli.ranges import number
 from stragd.cli.terminal import speaks_utf8
 from stragd.cli.text import clean, to_ascii
-from stragd.outputs.snapshot import Status
+from stragd.outputs.snapshot import Cluster, Status
 
 Result = dict[str, Any]
 
@@ -74,11 +74,14 @@ def parser() -> argparse.ArgumentParser:
         metavar="S",
         help="seconds between pictures",
     )
+    cluster_help = "all jobs of the cluster (needs an exchange between the nodes)"
+    live.add_argument("--cluster", action="store_true", help=cluster_help)
     live.add_argument("--once", action="store_true", help="print one plain picture and end")
     live.add_argument("--job", metavar="JOB", help=f"begin with this job: {job_help}")
     live.add_argument("--no-color", action="store_true", help="no colour (also: NO_COLOR=1)")
     command("status", "what stragd sees, what it costs and what does not work")
-    command("jobs", "the training jobs on this node")
+    jobs = command("jobs", "the training jobs on this node")
+    jobs.add_argument("--cluster", action="store_true", help=cluster_help)
     ranks = command("ranks", "the ranks of a job: own, wait, comm, lateness, state")
     ranks.add_argument(
         "job", nargs="?", metavar="JOB", help=f"{job_help}; not needed when there is one job"
@@ -143,6 +146,8 @@ def _request(arguments: argparse.Namespace) -> tuple[dict[str, Any], Callable[[R
         return {}, lambda r: answers.doctor_lines(r["checks"], r["libraries"])
     if name == "config":
         return {}, lambda r: answers.config_lines(r["files"], r["values"], arguments.origin)
+    if name == "jobs" and arguments.cluster:
+        return {}, lambda r: cluster.jobs_lines(cast(Cluster, r), width)
     if name == "jobs":
         return {}, lambda r: answers.jobs_lines(r["jobs"])
     return {}, lambda r: answers.status_lines(cast(Status, r))
@@ -175,7 +180,8 @@ def _run(arguments: argparse.Namespace) -> int:
         return ring_install.run(arguments)
     extra, text = _request(arguments)
     with ControlClient(arguments.socket) as client:
-        result = client.request(arguments.command, **extra)
+        verb = "cluster" if getattr(arguments, "cluster", False) else arguments.command
+        result = client.request(verb, **extra)
     if arguments.json:
         print(json.dumps(result, indent=2))
         return 0
@@ -193,6 +199,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = made.parse_args(argv)
     if arguments.command == "ring" and (arguments.set == "sample") == (arguments.sample is None):
         made.error("ring: N belongs to `sample`, and `sample` needs it: stragctl ring sample 16")
+    if arguments.command == "top" and arguments.cluster and arguments.job is not None:
+        made.error("top: --job is about jobs of this node, --cluster shows all of the cluster")
     arguments.socket = getattr(arguments, "socket", DEFAULT_SOCKET)
     arguments.json = getattr(arguments, "json", False)
     if hasattr(sys.stdout, "reconfigure"):

@@ -20,14 +20,15 @@ class Sample(NamedTuple):
     """An answer or the reason why there is none; ``at`` is CLOCK_MONOTONIC in seconds."""
 
     at: float
-    top: dict[str, Any] | None
+    answer: dict[str, Any] | None
     problem: str
 
 
 class Sampler:
-    """Samples every ``interval`` seconds and connects again after every failure."""
+    """Asks one verb every ``interval`` seconds and connects again after every failure."""
 
-    def __init__(self, socket_path: str, interval: float) -> None:
+    def __init__(self, socket_path: str, interval: float, verb: str) -> None:
+        self._verb = verb
         self._client = ControlClient(socket_path, ANSWER_TIMEOUT)
         self._interval = interval
         self._stop = threading.Event()
@@ -66,7 +67,7 @@ class Sampler:
     def _run(self) -> None:
         while not self._stop.wait(self._interval):
             try:
-                sample = Sample(time.monotonic(), self._client.request("top"), "")
+                sample = Sample(time.monotonic(), self._client.request(self._verb), "")
             except ControlError as error:
                 sample = Sample(time.monotonic(), None, str(error))
             except Exception as error:  # a fault of stragctl: say it on the screen

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from stragd.cli.client import ControlClient, ControlError
+from stragd.cli.cluster import ClusterSession
 from stragd.cli.numbers import age
 from stragd.cli.ranktable import SORTS
 from stragd.cli.sampler import Sample, Sampler
@@ -49,6 +50,8 @@ def pick_job(jobs: list[Job], wanted: str) -> Job:
 class Session:
     """The newest picture, how old it is, and what the person chose; no terminal in here."""
 
+    verb = "top"
+
     def __init__(self, interval: float, view: View) -> None:
         self.view = view
         self.ended = False
@@ -63,9 +66,9 @@ class Session:
     def receive(self, sample: Sample) -> None:
         """Take an answer or the reason why there is none."""
         self._problem = sample.problem
-        if sample.top is None:
+        if sample.answer is None:
             return
-        top = cast(Top, sample.top)
+        top = cast(Top, sample.answer)
         if self._top is None or self._top.get("time") != top.get("time"):
             self._changed = sample.at
         self._answered = sample.at
@@ -90,6 +93,10 @@ class Session:
             text = [stale, self._problem or WRONG_SHAPE, "q: quit"]
             parts = [part for item in text for part in wrap(clean(item, 1000), max(1, width))]
             return [cut_line([Span(part, "warn")], width) for part in parts][:height]
+
+    def page(self, answer: dict[str, Any], width: int) -> list[str]:
+        """An answer on paper."""
+        return once(cast(Top, answer), width, replace(self.view, live=False))
 
     def press(self, key: str) -> None:
         """Act on one key; keys without a meaning are ignored."""
@@ -142,37 +149,41 @@ class Session:
 
 def run(arguments: Namespace) -> int:
     """The command; raises `ControlError` where the first answer does not come."""
+    verb = "cluster" if arguments.cluster else "top"
     with ControlClient(arguments.socket) as client:
-        first = client.request("top")
+        first = client.request(verb)
     if arguments.json:
         print(json.dumps(first, indent=2))
         return 0
-    top = cast(Top, first)
     utf8 = speaks_utf8(os.environ)
-    view = View(utf8=utf8)
+    session: Session | ClusterSession
     try:
-        if arguments.job is not None:
-            view = replace(view, job=pick_job(top["jobs"], arguments.job)["key"])
-        terminal = sys.stdout.isatty()
-        if arguments.once or not terminal:
-            _print(top, view)
+        if arguments.cluster:
+            session = ClusterSession(arguments.interval, utf8)
+        else:
+            view = View(utf8=utf8)
+            if arguments.job is not None:
+                chosen = pick_job(cast(Top, first)["jobs"], arguments.job)
+                view = replace(view, job=chosen["key"])
+            session = Session(arguments.interval, view)
+        if arguments.once or not sys.stdout.isatty():
+            _print(session, first)
             return 0
     except SHAPE_ERRORS:
         raise ControlError(f"{arguments.socket}: {WRONG_SHAPE}") from None
-    session = Session(arguments.interval, view)
     session.receive(Sample(time.monotonic(), first, ""))
     if os.environ.get("TERM", "dumb") == "dumb":
         return _scroll(arguments, session)
     return _live(arguments, session, utf8)
 
 
-def _print(top: Top, view: View) -> None:
+def _print(session: Session | ClusterSession, answer: dict[str, Any]) -> None:
     width = shutil.get_terminal_size((PIPE_WIDTH, 24)).columns
-    print("\n".join(once(top, max(40, width), replace(view, live=False))))
+    print("\n".join(session.page(answer, max(40, width))))
 
 
-def _live(arguments: Namespace, session: Session, utf8: bool) -> int:
-    sampler = Sampler(arguments.socket, arguments.interval)
+def _live(arguments: Namespace, session: Session | ClusterSession, utf8: bool) -> int:
+    sampler = Sampler(arguments.socket, arguments.interval, session.verb)
     colour = wants_colour(os.environ, arguments.no_color)
     old_fd = signal.set_wakeup_fd(sampler.signal_fd, warn_on_full_buffer=False)
     sampler.start()
@@ -204,15 +215,13 @@ def _live(arguments: Namespace, session: Session, utf8: bool) -> int:
     return 0
 
 
-def _scroll(arguments: Namespace, session: Session) -> int:
+def _scroll(arguments: Namespace, session: Session | ClusterSession) -> int:
     """A terminal that cannot move its cursor gets one picture below the other."""
     client = ControlClient(arguments.socket)
-    first: dict[str, Any] | None = None
     try:
         while True:
             try:
-                first = client.request("top")
-                _print(cast(Top, first), session.view)
+                _print(session, client.request(session.verb))
             except ControlError as error:
                 print(f"no answer from stragd: {clean(error, 1000)}")
             except SHAPE_ERRORS:

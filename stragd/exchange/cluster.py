@@ -12,21 +12,29 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from stragd.exchange.board import Board
 from stragd.exchange.interface import Event, Exchange
 from stragd.exchange.jobscore import JobScore
 from stragd.exchange.message import MessageError, Sender, decode_windows, encode_windows
+from stragd.exchange.summary import Summary, of_verdict
+from stragd.exchange.summary import decode as decode_summary
+from stragd.exchange.summary import encode as encode_summary
 from stragd.exchange.verdict import Verdict, decode, encode
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from stragd.outputs import snapshot
+
 KEPT_WINDOWS = 5
 """Last windows of a job that are sent again to a new scorer, or when the server is back."""
-MAX_STATE = 64 << 20
 STATE_BYTES_PER_SECOND = 2 << 20
 """The state of a large job is kept less often."""
 WARNING_SECONDS = 60.0
+PROBLEM_SECONDS = 5.0
+LEAST_REPORT_SECONDS = 2.0
+"""Between two summaries of one job, whatever happens to it."""
 
 
 @dataclass
@@ -81,6 +89,15 @@ class Cluster:
         self._held: dict[int, _Held] = {}
         self._counters: Counter[str] = Counter()
         self._warned: dict[str, float] = {}
+        self._worked: float | None = None  # when there was no problem, or at the start
+        self._said = ""
+        self._board = Board()
+        self._reported: dict[int, tuple[tuple[object, ...], float]] = {}  # state, when
+
+    @property
+    def node(self) -> str:
+        """This node, as its messages say."""
+        return self._sender.node
 
     def start(self) -> None:
         """Begin to connect."""
@@ -132,6 +149,8 @@ class Cluster:
                 self._windows(event)
             elif event.kind == "verdict":
                 self._verdict(event, now, news)
+            elif event.kind == "summary":
+                self._summary(event, now)
             else:
                 self._role(event, now)
         for job, held in self._held.items():
@@ -146,6 +165,7 @@ class Cluster:
 
     def tick(self, now: float) -> None:
         """Once a second: be heard where this node holds the role, ask for it where nobody does."""
+        self._watch_problem(now)
         for job, held in self._held.items():
             if now - held.told >= self._lease / 3:
                 held.told = now
@@ -157,6 +177,35 @@ class Cluster:
             self._exchange.contend(job)
             first = followed.lowest == 0
             followed.contend_at = now + self._lease / 2 + (0.0 if first else self._jitter())
+
+    def report(self, here: list[Summary], now: float) -> None:
+        """Once a second: tell the cluster of the jobs that are scored here.
+
+        ``here`` are those whose ranks are all on this node.
+        """
+        held = [one.score.last for one in self._held.values() if one.score.last is not None]
+        summaries = [*map(of_verdict, held), *here]
+        for summary in summaries:
+            state, at = self._reported.get(summary.job, ((), float("-inf")))
+            changed = summary.state() != state and now - at >= LEAST_REPORT_SECONDS
+            if changed or now - at >= self._board.every():
+                self._report(summary, now)
+        for job in self._reported.keys() - {summary.job for summary in summaries}:
+            del self._reported[job]
+        self._board.expire(now)
+
+    def ended(self, job: int, now: float) -> None:
+        """A job has ended that this node told the cluster of."""
+        if self._reported.pop(job, None) is not None:
+            node = self._sender.node
+            held = self._held.get(job)
+            epoch = held.score.epoch if held is not None else 0
+            self._report(Summary(job, epoch, node, "", "", 0, 0, 0, None, 0, None, True), now)
+            del self._reported[job]
+
+    def jobs(self, now: float) -> list[snapshot.ClusterJob]:
+        """All jobs of the cluster that this node has heard of."""
+        return self._board.rows(now)
 
     def speaks(self, job: int, now: float) -> bool:
         """Whether verdicts about a job come: then they count, not this node's own."""
@@ -177,6 +226,7 @@ class Cluster:
     def counters(self) -> dict[str, int]:
         """What went through and what did not, by cause, since the start."""
         total = Counter(self._exchange.counters()) + self._counters
+        total.update(self._board.counters)
         for held in self._held.values():
             total.update(_refusals(held.score))
         return dict(total)
@@ -249,7 +299,26 @@ class Cluster:
             return  # a scorer that only says that it is there
         if last is None or verdict.window > last.window or verdict.epoch != last.epoch:
             followed.verdict = verdict
+            self._board.take(of_verdict(verdict), now)
             news.append(verdict)
+
+    def _summary(self, event: Event, now: float) -> None:
+        try:
+            summary = decode_summary(event.data)
+            if summary.node != event.node or summary.job != event.job:
+                raise MessageError("foreign", f"node {event.node} speaks as somebody else")
+        except MessageError as error:
+            self._refuse(f"from {event.node[:64]}", error.cause, str(error), now)
+            return
+        self._board.take(summary, now)
+
+    def _report(self, summary: Summary, now: float) -> None:
+        self._reported[summary.job] = (summary.state(), now)
+        self._board.take(summary, now)
+        try:
+            self._exchange.report(summary.job, encode_summary(summary))
+        except MessageError as error:
+            self._counters[f"refused.{error.cause}"] += 1
 
     def _role(self, event: Event, now: float) -> None:
         if event.kind == "held" and event.job in self._followed:
@@ -270,7 +339,8 @@ class Cluster:
             self._drop(event.job)
         elif event.kind == "back":
             for job, followed in self._followed.items():
-                self._resend(job, followed, now)
+                if event.job in (0, job):
+                    self._resend(job, followed, now)
 
     def _drop(self, job: int) -> None:
         held = self._held.pop(job, None)
@@ -289,7 +359,7 @@ class Cluster:
             return
         state = held.score.save()
         held.keep_every = len(state) / STATE_BYTES_PER_SECOND
-        if len(state) <= MAX_STATE:
+        if len(state) <= self._exchange.max_state:
             self._exchange.keep(job, state)
         else:
             held.too_large = True
@@ -297,6 +367,17 @@ class Cluster:
                 f"exchange: the scores of job {job:016x} are {len(state) >> 20} MiB, too many to "
                 "hand over: the next scorer learns them anew"
             )
+
+    def _watch_problem(self, now: float) -> None:
+        """A line about an exchange that does not work, once it has not for some time."""
+        problem = self._exchange.problem()
+        if not problem or self._worked is None:
+            self._worked, self._said = now, ""
+        elif now - self._worked >= PROBLEM_SECONDS and problem != self._said:
+            last = self._warned.get("problem", float("-inf"))
+            if now - last >= WARNING_SECONDS:
+                self._warned["problem"], self._said = now, problem
+                self._complain(f"exchange: {problem}")
 
     def _refuse(self, what: str, cause: str, text: str, now: float) -> None:
         self._counters[f"refused.{cause}"] += 1

@@ -18,8 +18,8 @@ MAX_QUEUED_BYTES = 256 << 20
 class Event:
     """Something came. ``node`` is who the transport says sent it."""
 
-    kind: Literal["windows", "verdict", "held", "lost", "back"]
-    job: int = 0
+    kind: Literal["windows", "verdict", "summary", "held", "lost", "back"]
+    job: int = 0  # back: 0 for all of them
     node: str = ""
     data: bytes = b""  # held: the state that was kept, empty where there is none
     epoch: int = 0  # held: of the lease
@@ -28,6 +28,9 @@ class Event:
 
 class Exchange(Protocol):
     """A transport; every method may be called from the main loop and returns at once."""
+
+    max_state: int
+    """Bytes that can be kept for the next holder of a role."""
 
     def start(self) -> None: ...
     def close(self) -> None:
@@ -54,6 +57,9 @@ class Exchange(Protocol):
     def keep(self, job: int, state: bytes) -> None:
         """State for whoever holds the role next; the last one counts."""
 
+    def report(self, job: int, data: bytes) -> None:
+        """A job in short, for every node of the cluster."""
+
     def receive(self) -> list[Event]:
         """What came since the last call, in its order."""
 
@@ -76,7 +82,7 @@ class Inbox:
 
     def put(self, event: Event) -> None:
         with self._lock:
-            if event.kind not in ("windows", "verdict"):
+            if event.kind not in ("windows", "verdict", "summary"):
                 self._roles.append(event)
                 return
             self._events.append(event)

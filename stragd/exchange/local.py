@@ -28,6 +28,8 @@ class Hub:
 class Local:
     """One member of a hub."""
 
+    max_state = 64 << 20
+
     def __init__(self, hub: Hub, node: str) -> None:
         self.node = node
         self._hub = hub
@@ -94,6 +96,12 @@ class Local:
         with self._hub.lock:
             if self._hub.holders.get(job) is self:
                 self._hub.states[job] = state
+
+    def report(self, job: int, data: bytes) -> None:
+        with self._hub.lock:
+            members = list(self._hub.members)
+        for member in members:
+            member.deliver(Event("summary", job, self.node, data, at=self._hub.clock()))
 
     def deliver(self, event: Event) -> None:
         """An event from another member."""

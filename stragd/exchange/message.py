@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAGIC, VERSION = b"stragdX\0", 1
-WINDOWS, VERDICT = 1, 2
+WINDOWS, VERDICT, SUMMARY = 1, 2, 3
 MAX_BYTES = 768 << 10
 """Of a message: 4096 ranks of a node and the header, below the 1 MiB that NATS takes."""
 MAX_HEADER = 16 << 10

@@ -78,19 +78,21 @@ def _verdict(header: Mapping[str, Any]) -> Verdict:
     name, key = clean(header["name"]), int(header["job"], 16)
     return Verdict(
         job=key,
-        epoch=_count(header["epoch"]),
+        epoch=whole_number(header["epoch"]),
         node=header["node"],
         window=max(-1, int(header["window"])),
         name=name,
         launcher=clean(header["launcher"], 20),
-        world_size=_count(header["world_size"]),
-        ranks=_count(header["ranks"]),
-        nodes=_count(header["nodes"]),
-        absent=tuple(_count(rank) for rank in header["absent"][:MAX_LISTED]),
-        step_ms=_number(header["step_ms"]),
-        findings=tuple((_count(number), checked(finding, key)) for number, finding in findings),
+        world_size=whole_number(header["world_size"]),
+        ranks=whole_number(header["ranks"]),
+        nodes=whole_number(header["nodes"]),
+        absent=tuple(whole_number(rank) for rank in header["absent"][:MAX_LISTED]),
+        step_ms=finite(header["step_ms"]),
+        findings=tuple(
+            (whole_number(number), checked(finding, key)) for number, finding in findings
+        ),
         abstentions=tuple(
-            (clean(why), tuple(_count(rank) for rank in who[:MAX_LISTED]))
+            (clean(why), tuple(whole_number(rank) for rank in who[:MAX_LISTED]))
             for why, who in header["abstentions"][:16]
         ),
     )
@@ -105,23 +107,26 @@ def checked(raw: Mapping[str, Any], job: int) -> Finding:
         "job": {
             "key": f"{job:016x}",
             "name": clean(raw["job"]["name"]),
-            "world_size": _count(raw["job"]["world_size"]),
+            "world_size": whole_number(raw["job"]["world_size"]),
         },
         "kind": raw["kind"],
         "state": raw["state"],
         "subject": _subject(raw["subject"]),
-        "since": {"window": _count(raw["since"]["window"]), "time": clean(raw["since"]["time"])},
-        "slowdown": _number(raw["slowdown"]),
+        "since": {
+            "window": whole_number(raw["since"]["window"]),
+            "time": clean(raw["since"]["time"]),
+        },
+        "slowdown": finite(raw["slowdown"]),
         "cost_ms_per_step": _cost(raw["cost_ms_per_step"]),
-        "cost_percent": _number(raw["cost_percent"]) or 0.0,
-        "confidence": min(max(_number(raw["confidence"]) or 0.0, 0.0), 1.0),
+        "cost_percent": finite(raw["cost_percent"]) or 0.0,
+        "confidence": min(max(finite(raw["confidence"]) or 0.0, 0.0), 1.0),
         "where": raw["where"],
         "cause": _cause(raw["cause"]),
         "evidence": [clean(line, 300) for line in raw["evidence"][:20]],
     }
     if "speeds" in raw:
         speeds = list(raw["speeds"].items())[:16]
-        finding["speeds"] = {clean(name): _number(speed) or 0.0 for name, speed in speeds}
+        finding["speeds"] = {clean(name): finite(speed) or 0.0 for name, speed in speeds}
     return finding
 
 
@@ -129,7 +134,7 @@ def _subject(raw: Mapping[str, Any]) -> Subject:
     subject: dict[str, Any] = {}
     for name in ("rank", "stage"):
         if name in raw:
-            subject[name] = _count(raw[name])
+            subject[name] = whole_number(raw[name])
     for name in ("host", "class", "signature", "nic", "label"):
         if name in raw:
             subject[name] = clean(raw[name])
@@ -139,26 +144,26 @@ def _subject(raw: Mapping[str, Any]) -> Subject:
 def _cost(raw: Mapping[str, Any] | None) -> Cost | None:
     if raw is None:
         return None
-    value, low, high = (_number(raw[name]) or 0.0 for name in ("value", "low", "high"))
+    value, low, high = (finite(raw[name]) or 0.0 for name in ("value", "low", "high"))
     return {"value": value, "low": low, "high": high}
 
 
 def _cause(raw: Mapping[str, Any]) -> Cause:
     return {
         "name": clean(raw["name"], 60),
-        "confidence": min(max(_number(raw["confidence"]) or 0.0, 0.0), 1.0),
+        "confidence": min(max(finite(raw["confidence"]) or 0.0, 0.0), 1.0),
         "evidence": [clean(line, 300) for line in raw["evidence"][:8]],
         "advice": clean(raw["advice"], 300),
     }
 
 
-def _count(value: object) -> int:
+def whole_number(value: object) -> int:
     if type(value) is not int or not 0 <= value < 1 << 63:
         raise ValueError("a number that is no count")
     return value
 
 
-def _number(value: object) -> float | None:
+def finite(value: object) -> float | None:
     if value is None:
         return None
     if type(value) not in (int, float) or not math.isfinite(cast("float", value)):

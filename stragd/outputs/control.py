@@ -32,6 +32,8 @@ Reading verbs, for root and members of the group (types: ``stragd.outputs.snapsh
     -> ``{"findings": [Finding], "abstentions": [Abstention]}``
 ``top``
     no arguments -> ``Top``
+``cluster``
+    no arguments -> ``Cluster``; ``unavailable`` without an exchange
 ``doctor``
     no arguments -> ``{"checks": [Check], "libraries": [Library]}``
 ``windows``

@@ -145,7 +145,8 @@ SPECS: tuple[Spec, ...] = (
         "stragd_exchange_refused_total",
         "counter",
         ("cause",),
-        "Messages or rows of other nodes that were refused or came too late, by cause.",
+        "Messages or rows of other nodes that were refused or came too late, and connections that "
+        "were refused, by cause.",
     ),
     Spec("stragd_job_reported_ranks", "gauge", _JOB, "Ranks of a whole job in its last verdict."),
     Spec("stragd_processes", "gauge", (), "Processes with a collective library."),

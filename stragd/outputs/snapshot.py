@@ -56,6 +56,33 @@ class Job(_OptionalJob):
     state: JobState
 
 
+class ClusterJob(TypedDict):
+    """A job of the cluster, as this node has heard of it."""
+
+    key: str
+    name: str
+    launcher: str
+    world_size: int
+    ranks: int  # that reported last
+    nodes: int
+    step_ms: float | None
+    node: str  # where it is scored
+    findings: int  # open ones
+    worst: Finding | None  # the most expensive of them
+    age_s: float  # since it was said
+
+
+class Cluster(TypedDict):
+    """Answer of `cluster`."""
+
+    host: str
+    time: str
+    exchange: str  # "nats", "store"
+    name: str
+    problem: str  # why nothing new comes, "" while all works
+    jobs: list[ClusterJob]  # the one that loses most first
+
+
 # "class" is a keyword of Python and a word of the contract, hence the functional form.
 Rank = TypedDict(
     "Rank",
@@ -216,6 +243,7 @@ class Snapshot(Top):
     """What the main loop publishes once a tick; `top` is a part of it."""
 
     pid: int
+    cluster: Cluster | None  # None without an exchange
     unidentified: int
     cleared: list[Finding]  # newest last, bounded
     libraries: list[Library]

@@ -51,6 +51,7 @@ class Verbs:
             "ranks": (self._ranks, {"job": str}),
             "findings": (self._findings, {"job": str, "cleared": bool}),
             "top": (self._top, {}),
+            "cluster": (self._cluster, {}),
             "doctor": (self._doctor, {}),
             "windows": (self._windows, {"after": int, "job": str}),
             "config": (self._config, {}),
@@ -136,6 +137,15 @@ class Verbs:
             "health": now["health"],
         }
         return top
+
+    def _cluster(self) -> Mapping[str, Any]:
+        cluster = self._daemon.snapshot()["cluster"]
+        if cluster is None:
+            raise RequestError(
+                "unavailable",
+                "this stragd exchanges with no other node: set exchange.kind (docs/cluster.md)",
+            )
+        return cluster
 
     def _doctor(self) -> Mapping[str, Any]:
         return {

@@ -1,0 +1,86 @@
+"""The scorer role of a job as a lease: what it says, when it is renewed, when it is given up.
+
+Nobody's wall clock counts. Who holds a lease renews it, measures from before the renewal was sent,
+and gives up earlier than anybody else may take it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+RENEW_AFTER, GIVE_UP_AFTER = 0.25, 0.8
+"""Of a lease."""
+
+
+class Role:
+    """A lease that this node holds."""
+
+    def __init__(self, epoch: int, renewed: float) -> None:
+        self.epoch, self.renewed = epoch, renewed
+        self.state: bytes | None = None  # for whoever comes next, not yet kept
+        self.task: asyncio.Task[None] | None = None  # that renews it
+
+    def take_state(self) -> bytes | None:
+        """What is to be kept, once."""
+        state, self.state = self.state, None
+        return state
+
+
+class Holder(Protocol):
+    """What ``hold`` needs of a transport."""
+
+    errors: tuple[type[Exception], ...]
+
+    def _hangs(self, seconds: float) -> bool: ...
+
+
+async def hold(
+    transport: Holder,
+    role: Role,
+    seconds: float,
+    held: Callable[[], bool],
+    keep: Callable[[], Awaitable[None]],
+    renew: Callable[[], Awaitable[bool]],
+) -> None:
+    """Renew a lease of ``seconds`` and keep its state in between; returns once it is lost.
+
+    ``renew`` is False where somebody else holds it. A main loop that hangs loses it too.
+    """
+    loop = asyncio.get_running_loop()
+    while held():
+        await asyncio.sleep(seconds / 6)
+        if not held():
+            return
+        with contextlib.suppress(*transport.errors):
+            await asyncio.wait_for(keep(), seconds)
+        if transport._hangs(seconds):
+            return
+        if loop.time() - role.renewed >= RENEW_AFTER * seconds:
+            begun = loop.time()
+            with contextlib.suppress(*transport.errors):
+                if not await asyncio.wait_for(renew(), seconds / 3):
+                    return
+                role.renewed = begun
+        if loop.time() - role.renewed > GIVE_UP_AFTER * seconds:
+            return
+
+
+def lease(node: str, epoch: int, beat: str = "") -> bytes:
+    """What a lease says; ``beat`` makes each renewal another value, where nothing else does."""
+    return json.dumps({"node": node, "epoch": epoch, **({"beat": beat} if beat else {})}).encode()
+
+
+def holder(value: bytes | None) -> tuple[str, int]:
+    """(node, epoch) that a lease names; ("", epoch of the last one) for a free one or garbage."""
+    try:
+        said = json.loads(value or b"{}")
+        node, epoch = said.get("node", ""), said.get("epoch", 0)
+    except (ValueError, AttributeError, RecursionError):
+        return "", 0
+    if not isinstance(node, str) or type(epoch) is not int or not 0 <= epoch < 1 << 62:
+        return "", 0
+    return node, epoch
