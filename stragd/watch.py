@@ -109,6 +109,7 @@ class Watch:
         self.spanning = Spanning(cluster, self.table, self.store, self.causes)
         self._statuses: dict[ProcessKey, RankStatus] = {}
         self._looked_again = 0.0
+        self._counted: float | None = None  # when losses were last counted
         self._waiting: dict[ProcessKey, None] = {}  # to identify, oldest request first
         self._noted: set[str] = set()  # remarks in the journal
         self._reported: set[tuple[str, str, str]] = set()  # libraries in the journal
@@ -189,6 +190,9 @@ class Watch:
             self.table.update_status(statuses)
             self._identify(self.engine, now)
             self._report_notes()
+        if self._counted is not None:
+            self.table.count_losses(self.store.open(), now - self._counted)
+        self._counted = now
         self._baselines.tick(now)
         self.spanning.tick(now)
         for finding in self.causes.tick(self.table, self.store, now):

@@ -53,6 +53,7 @@ class Job(_OptionalJob):
     worst_rank: int | None  # rank of the most expensive open finding
     cost_ms_per_step: float | None  # of that finding
     cost_percent: float | None  # of that finding, share of the step's wall time
+    lost_rank_s: float  # time that the ranks here lost to confirmed findings, ranks times seconds
     state: JobState
 
 
@@ -163,6 +164,16 @@ class Reader(TypedDict):
     read_s: float | None  # what its last pass took
 
 
+class Reading(TypedDict):
+    """What telemetry last said about one subject, in the reader's units."""
+
+    kind: Literal["gpu", "nic", "process", "node"]
+    subject: str  # PCI address, "mlx5_0/1", pid, "" of the node
+    job: str  # "" where it is not one rank's
+    rank: int  # -1 where it is not one rank's
+    values: dict[str, float]
+
+
 class Check(TypedDict):
     """One line of `doctor`: a feature, whether it works, and how to get it."""
 
@@ -221,6 +232,7 @@ class Snapshot(Top):
     libraries: list[Library]
     rings: list[Ring]
     readers: list[Reader]
+    readings: list[Reading]
     counters: dict[str, float]  # Engine.counters()
     collector_up: dict[str, bool]  # part of the daemon -> works
     cpu_seconds: float
