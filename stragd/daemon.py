@@ -216,6 +216,7 @@ class Daemon:
             "rings": self._watch.rings(),
             "readers": readers,
             "readings": readings(self._watch.causes.latest()),
+            "events": self._watch.history.events(),
             "counters": counters,
             "collector_up": {
                 "probes": probes_on,

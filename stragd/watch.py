@@ -14,6 +14,7 @@ from stragd.config import Config
 from stragd.config import Ring as RingConfig
 from stragd.finding import job_key
 from stragd.findings import FindingStore, Transition
+from stragd.history import History
 from stragd.jobs import TENTH, Identity, Job, JobTable, ProcessKey, clean, split
 from stragd.outputs.journal import NOTICE, WARNING, Journal
 from stragd.outputs.snapshot import Library, Reader, Ring
@@ -91,6 +92,7 @@ class Watch:
         self.table = JobTable(config.discovery.max_processes)
         self.store = FindingStore(config.findings.cleared_kept)
         self.windows = WindowLog()
+        self.history = History()
         self.engine: Engine | None = None
         self.engine_error = ""
         """Why there is no engine, "" when it runs."""
@@ -197,6 +199,7 @@ class Watch:
         self.spanning.tick(now)
         for finding in self.causes.tick(self.table, self.store, now):
             self._journal.cause(finding)
+            self.history.cause(finding)
         for job in self.table.expired(now, ended_job_seconds):
             self._baselines.forget(job.key)
             self.causes.forget(job.key)
@@ -316,6 +319,7 @@ class Watch:
     def _tell(self, transitions: list[Transition]) -> None:
         for transition in transitions:
             self._journal.transition(transition)
+            self.history.transition(transition)
 
     def _report_notes(self) -> None:
         """One entry for each new remark about the identities; `stragctl doctor` lists them all."""

@@ -137,6 +137,7 @@ def snapshot(
         "counters": {"events.done": 1200.0, "lost.ring": 3.0, "bpf_run_seconds": 0.5},
         "rings": [],
         "readings": [],
+        "events": [],
         "readers": [{"name": "host", "reason": "", "note": "", "read_s": 0.002}],
         "collector_up": {"probes": True},
         "cpu_seconds": 1.5,

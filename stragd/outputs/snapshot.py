@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from stragd.finding import Finding
+from stragd.finding import Finding, Kind, Subject
 
 JobState = Literal["learning", "watching", "finding"]
 RankState = Literal["learning", "watching", "suspect", "confirmed", "recovering", "gone"]
@@ -174,6 +174,32 @@ class Reading(TypedDict):
     values: dict[str, float]
 
 
+class Event(TypedDict):
+    """Something that happened to a finding."""
+
+    time: str
+    job: str  # key
+    finding: str  # id
+    kind: Kind
+    subject: Subject
+    what: str  # the state that it entered, or "cause"
+    text: str  # why it was cleared, or the cause with its first evidence
+
+
+class Report(TypedDict):
+    """Answer of `report`: what the daemon holds about one job, which may have ended."""
+
+    version: str
+    host: str
+    time: str
+    job: Job | None  # None when it has ended
+    key: str
+    ranks: list[Rank]
+    findings: list[Finding]  # open ones, then the cleared ones, newest first
+    abstentions: list[Abstention]
+    events: list[Event]  # oldest first
+
+
 class Check(TypedDict):
     """One line of `doctor`: a feature, whether it works, and how to get it."""
 
@@ -233,6 +259,7 @@ class Snapshot(Top):
     rings: list[Ring]
     readers: list[Reader]
     readings: list[Reading]
+    events: list[Event]  # newest last, bounded
     counters: dict[str, float]  # Engine.counters()
     collector_up: dict[str, bool]  # part of the daemon -> works
     cpu_seconds: float
