@@ -26,7 +26,8 @@ document.querySelector("iframe").onload = event => {{
     e => [e.getBoundingClientRect().right, e.tagName + "." + (e.getAttribute("class") || "")]);
   const over = right.filter(([x]) => x > root.clientWidth + 1).map(([, name]) => name);
   document.getElementById("result").textContent = JSON.stringify({{
-    width: root.clientWidth, scroll: root.scrollWidth, height: root.scrollHeight,
+    width: root.clientWidth, scroll: root.scrollWidth,
+    height: Math.ceil(inside.body.getBoundingClientRect().bottom),
     over: over, text: inside.body.innerText, scripts: inside.scripts.length}});
 }};</script>"""
 
