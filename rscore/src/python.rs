@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
-use numpy::{PyArray1, PyReadonlyArray1};
-use pyo3::exceptions::{PyOSError, PyValueError};
+use numpy::{
+    PyArray1, PyArrayDescrMethods, PyArrayMethods, PyUntypedArray, PyUntypedArrayMethods,
+};
+use pyo3::exceptions::{PyOSError, PyTypeError, PyValueError};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 
@@ -46,31 +49,44 @@ fn rows_to_array<'py>(
 }
 
 /// Calls `take` with the rows of an array. They are numpy's own memory, which nobody else changes
-/// meanwhile: `take` holds the GIL.
+/// meanwhile: `take` holds the GIL. A window of few ranks is scored faster than numpy makes a view,
+/// so its memory is looked at directly.
 fn with_rows<T>(windows: &Bound<'_, PyAny>, take: impl FnOnce(&[RankWindow]) -> T) -> PyResult<T> {
-    let itemsize: usize = windows.getattr("dtype")?.getattr("itemsize")?.extract()?;
+    let array = windows.cast::<PyUntypedArray>().map_err(|_| {
+        let given = windows.get_type();
+        PyTypeError::new_err(format!("windows: {given} where an array of stragd.window is needed"))
+    })?;
+    let itemsize = array.dtype().itemsize();
     if itemsize != ROW {
         return Err(PyValueError::new_err(format!(
             "windows: rows of {itemsize} bytes where RANK_WINDOW_LAYOUT has {ROW}; \
              use the dtype of stragd.window"
         )));
     }
-    let bytes = windows.call_method1("view", ("u1",))?;
-    let bytes: PyReadonlyArray1<'_, u8> = bytes.extract()?;
-    let bytes = bytes.as_slice().map_err(|_| {
-        PyValueError::new_err("windows: the array is not contiguous; pass numpy.ascontiguousarray")
-    })?;
-    let count = bytes.len() / ROW;
-    if bytes.as_ptr().cast::<RankWindow>().is_aligned() {
-        // SAFETY: aligned, `count` rows long, initialised, and every bit pattern is a valid
-        // RankWindow (integers and floats only); the borrow of `bytes` outlives the slice.
-        return Ok(take(unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), count) }));
+    if array.dtype().has_object() {
+        return Err(PyValueError::new_err("windows: the rows hold Python objects"));
+    }
+    if !array.is_c_contiguous() {
+        return Err(PyValueError::new_err(
+            "windows: the array is not contiguous; pass numpy.ascontiguousarray",
+        ));
+    }
+    let count = array.len();
+    if count == 0 {
+        return Ok(take(&[]));
+    }
+    // SAFETY: it is an array; nothing but its address is taken, as which every type will do.
+    let bytes = unsafe { windows.cast_unchecked::<PyArray1<u8>>() }.data();
+    if bytes.cast::<RankWindow>().is_aligned() {
+        // SAFETY: aligned, contiguous, `count` rows of ROW bytes, and every bit pattern is a valid
+        // RankWindow (integers and floats only).
+        return Ok(take(unsafe { std::slice::from_raw_parts(bytes.cast(), count) }));
     }
     let mut rows = vec![RankWindow::default(); count];
-    // SAFETY: `rows` holds exactly bytes.len() bytes (itemsize divides it), the two do not
-    // overlap, and every bit pattern is a valid RankWindow.
+    // SAFETY: both hold `count` rows of ROW bytes and do not overlap, and every bit pattern is a
+    // valid RankWindow.
     unsafe {
-        std::ptr::copy_nonoverlapping(bytes.as_ptr(), rows.as_mut_ptr().cast::<u8>(), bytes.len());
+        std::ptr::copy_nonoverlapping(bytes, rows.as_mut_ptr().cast::<u8>(), count * ROW);
     }
     Ok(take(&rows))
 }
@@ -409,9 +425,9 @@ impl Scorer {
             abstentions.append(item)?;
         }
         let result = PyDict::new(py);
-        result.set_item("findings", findings)?;
-        result.set_item("abstentions", abstentions)?;
-        result.set_item("refused_rows", update.refused_rows)?;
+        result.set_item(intern!(py, "findings"), findings)?;
+        result.set_item(intern!(py, "abstentions"), abstentions)?;
+        result.set_item(intern!(py, "refused_rows"), update.refused_rows)?;
         Ok(result)
     }
 
