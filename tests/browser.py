@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import http.server
 import json
 import re
@@ -11,6 +12,8 @@ import tempfile
 import threading
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.harness import wait_for
 
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
 OPTIONS = (
@@ -82,19 +85,22 @@ def layout(page: str, width: int) -> Layout:
     thread.start()
     try:
         url = f"http://127.0.0.1:{server.server_address[1]}/"
-        done = run("--window-size=1600,900", "--virtual-time-budget=5000", "--dump-dom", url)
+
+        def measured() -> tuple[str, str]:
+            """The frame's result and the log; nothing where a busy machine was not done in time."""
+            asked.clear()
+            done = run("--window-size=1600,900", "--virtual-time-budget=20000", "--dump-dom", url)
+            found = re.search(r'<pre id="result">(.+?)</pre>', done.stdout, re.DOTALL)
+            return (html.unescape(found.group(1)), done.stderr) if found else ("", "")
+
+        result, log = wait_for("the page's layout", lambda: r if (r := measured())[0] else None)
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
-    found = re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)
-    assert found, done.stdout[:2000] + done.stderr[:2000]
-    text = found.group(1)
-    for escaped, sign in (("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&")):
-        text = text.replace(escaped, sign)
-    measured = json.loads(text)
-    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    return Layout(**measured, console=console, asked=[path for path in asked if path != "/"])
+    console = [line for line in log.splitlines() if "CONSOLE" in line]
+    paths = [path for path in asked if path != "/"]
+    return Layout(**json.loads(result), console=console, asked=paths)
 
 
 def screenshot(page: Path, picture: Path, width: int, height: int, scale: float = 1.0) -> None:

@@ -124,20 +124,20 @@ def watcher() -> Iterator[Daemon]:
         yield one
 
 
+def harmless(words: list[str]) -> bool:
+    """Whether a command asks and changes nothing, and is about no job in particular."""
+    if words[0] != "stragctl" or len(words) < 2 or words[1] not in READ_ONLY:
+        return False
+    asks = words[1] != "ring" or len(words) == 2
+    return asks and not any(word.isupper() for word in words)
+
+
 def test_the_read_only_ones_run(watcher: Daemon) -> None:
-    ran = set()
-    for page in PAGES:
-        for words in ours(page):
-            if words[0] != "stragctl" or len(words) < 2 or words[1] not in READ_ONLY:
-                continue
-            if any(word.isupper() for word in words) or words[1:3] == ["ring", "status"]:
-                continue
-            if words[1] == "ring" and len(words) > 2:
-                continue  # it changes something
-            done = watcher.control(*words[1:])
-            assert done.returncode == 0, f"{page.name}: {shlex.join(words)}: {done.stderr}"
-            ran.add(words[1])
-    assert ran >= {"status", "findings", "doctor", "top", "ring"}
+    commands = {tuple(words) for page in PAGES for words in ours(page) if harmless(words)}
+    assert {words[1] for words in commands} >= {"status", "findings", "doctor", "top", "ring"}
+    for words in sorted(commands):
+        done = watcher.control(*words[1:])
+        assert done.returncode == 0, f"{shlex.join(words)}: {done.stderr}"
 
 
 def test_links_lead_somewhere() -> None:
@@ -172,3 +172,22 @@ def test_security_states_the_units_capabilities() -> None:
     assert bounding
     stated = set(re.findall(r"`(CAP_[A-Z_]+)`", text)) - {"CAP_SYS_ADMIN"}
     assert stated == set(bounding.group(1).split())
+
+
+def test_figures_of_the_overhead_are_those_of_the_benches() -> None:
+    measured = (ROOT / "docs" / "performance.md").read_text()
+    unit = (ROOT / "systemd" / "stragd.service").read_text()
+    rows = [line for line in (ROOT / "docs" / "overhead.md").read_text().splitlines()
+            if line.startswith("| ")]  # fmt: skip
+    figures = {
+        figure
+        for row in rows
+        if "limits" not in row
+        for figure in re.findall(r"\d+(?:\.\d+)? (?:us|%|MB)|\(\d\S* to \d\S*\)", row)
+    }
+    assert len(figures) > 6
+    for figure in figures:
+        assert figure.rstrip(")") in measured, figure
+    assert "512 MB, one core, nice 5" in "\n".join(rows)
+    for line in ("MemoryMax=512M", "CPUQuota=100%", "Nice=5"):
+        assert line in unit

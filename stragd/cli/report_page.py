@@ -208,16 +208,19 @@ def _ranks(first: int, last: int) -> str:
     return f"rank {first}" if first == last else f"{first}–{last}"
 
 
-def _cell(picture: Picture, time: str) -> float | None:
-    """The cell in which a time lies, None before the first window."""
+def _cell(picture: Picture, time: str) -> int | None:
+    """The cell in which something begins, None where that was before the first one.
+
+    Times of findings are cut to seconds: the next cell may have begun in the same second.
+    """
     begin = moment(time)
-    if begin is None or not picture.times or picture.times[0] <= 0:
+    if begin is None:
         return None
-    seconds = begin.timestamp()
-    for place, end in enumerate(picture.times):
-        if seconds <= end:
-            return place + 0.5 if place or seconds > picture.times[0] - 600 else None
-    return None
+    seconds = begin.timestamp() + 1
+    width = (picture.times[-1] - picture.times[0]) / max(1, len(picture.times) - 1)
+    if seconds + width < picture.times[0]:
+        return None
+    return next((place for place, end in enumerate(picture.times) if end >= seconds), None)
 
 
 def _own(picture: Picture) -> str:
