@@ -30,7 +30,6 @@ from panels import CAUSES, ROWS, Panel, Query
 
 FILE = Path(__file__).resolve().parent.parent / "grafana" / "stragd.json"
 SOURCE = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
-WIDTH = 24
 _KINDS: dict[str, Callable[[], Any]] = {
     "stat": stat.Panel,
     "table": table.Panel,
@@ -61,7 +60,7 @@ class _FindingsBuilder(dashboard.AnnotationQuery):
         )
 
 
-def variable(name: str, label: str, query: str, several: bool = True) -> dashboard.QueryVariable:
+def variable(name: str, label: str, query: str) -> dashboard.QueryVariable:
     """A template variable; "All" is its default."""
     return (
         dashboard.QueryVariable(name)
@@ -70,7 +69,7 @@ def variable(name: str, label: str, query: str, several: bool = True) -> dashboa
         .query({"query": query, "refId": name})
         .refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(model.VariableSort.NUMERICAL_ASC)
-        .multi(several)
+        .multi(True)
         .include_all(True)
         .all_value(".*")
         .current(model.VariableOption(text="All", value="$__all"))

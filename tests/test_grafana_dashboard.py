@@ -172,7 +172,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
                 finding = blamed(watcher, training)
                 return finding is not None and finding["cause"]["name"] != "unknown"
 
-            wait_for("the slow rank and its cause", explained, LIMIT)
+            wait_for("the slow rank and its cause", explained, 2 * LIMIT)
             lost = "increase(stragd_job_lost_rank_seconds_total[10m]) > 1"
             wait_for("lost time to be counted", lambda: server.query(lost))
             timed = "increase(stragd_bpf_runs_total[10m]) > 0"

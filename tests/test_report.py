@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from stragd.cli.client import ControlClient, ControlError
-from stragd.finding import schema
 from stragd.findings import FindingStore
 from stragd.history import KEPT, History
 from stragd.replay import windows as own_recordings
@@ -134,10 +133,18 @@ def test_the_cost_in_gpu_hours_is_share_times_ranks_times_time(held: Held) -> No
     share = held.daemon.picture["findings"][0]["cost_percent"] / 100
     hours = share * 8 * 3610 / 3600
     assert facts["gpu_hours_lost"] == pytest.approx(hours)
-    assert schema()["required"]
     assert facts["findings"] == held.daemon.picture["findings"]
     own = {rank["rank"]: rank["own_ms"] for rank in facts["ranks"]}
     assert max(own, key=lambda rank: own[rank]) == 2
+    # It recovered 100 s after it began.
+    found = held.daemon.picture["findings"][0]
+    event = held.daemon.picture["events"][0] | {"time": times(21), "what": "recovering"}
+    held.daemon.picture["findings"] = [found | {"state": "cleared"}]
+    assert json.loads(held.report("--json").stdout)["gpu_hours_lost"] == 0, "when is not known"
+    held.daemon.picture["events"].append(event)
+    hundred = json.loads(held.report("--json").stdout)["gpu_hours_lost"]
+    assert hundred == pytest.approx(share * 8 * 100 / 3600)
+    held.daemon.picture["findings"] = [found]
     # Two findings at once cost what the costlier one does.
     second = json.loads(json.dumps(held.daemon.picture["findings"][0]))
     second["id"], second["cost_percent"] = "other", second["cost_percent"] / 2

@@ -74,7 +74,6 @@ class Incident:
     abstentions: list[Abstention]
     events: list[Event] = field(default_factory=list)
     hosts: Mapping[int, str] = field(default_factory=dict)
-    classes: Mapping[int, str] = field(default_factory=dict)
     picture: Picture | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -196,11 +195,18 @@ def lost_hours(incident: Incident) -> float | None:
 
 
 def ended(incident: Incident, finding: Finding) -> datetime | None:
-    """When a finding was over, or now."""
+    """When a finding was over, or now; None where it is over and the event has been forgotten."""
     if "until" in finding:
         return moment(finding["until"]["time"])
-    over = [e for e in incident.events if e["finding"] == finding["id"] and e["what"] == "cleared"]
-    return moment(over[-1]["time"] if over else incident.now)
+    if finding["state"] not in ("recovering", "cleared"):
+        return moment(incident.now)
+    mine = [event for event in incident.events if event["finding"] == finding["id"]]
+    # Who recovers has been healthy already; a job that ended was slow to the end.
+    for what in ("recovering", "cleared"):
+        times = [event["time"] for event in mine if event["what"] == what]
+        if times:
+            return moment(times[-1])
+    return None
 
 
 def events_of(findings: Iterable[Finding]) -> list[Event]:

@@ -144,11 +144,12 @@ def _since(incident: Incident, finding: Finding) -> tuple[str, str]:
     if begin is not None and end is not None:
         lasted = f", for {age((end - begin).total_seconds())}"
     text = clock(since["time"], incident.now)
-    return say(text), f"slow since{lasted} (window {since['window']})"
+    return say(text), f"slow since{lasted} (window {int(since['window'])})"
 
 
 def _hours(hours: float) -> str:
-    return f"{hours:.4f}" if hours < 0.01 else f"{hours:.2f}" if hours < 10 else f"{hours:,.0f}"
+    digits = 4 if hours < 0.1 else 2 if hours < 10 else 0
+    return f"{hours:,.{digits}f}"
 
 
 def _cause(worst: Finding) -> str:
@@ -259,7 +260,7 @@ def _bars(incident: Incident, picture: Picture) -> str:
             + f'<td class="wide">{charts.bar(share, whole)}</td></tr>'
         )
     left = len(picture.shares) - len(chosen)
-    more = _paragraph(f"{left} more ranks work less than these.", "soft") if left else ""
+    more = _paragraph(f"and {left} more ranks", "soft") if left else ""
     per = "step" if picture.steps else "window"
     return _section(
         "Own, wait, comm",
@@ -306,17 +307,13 @@ def _timeline(incident: Incident) -> str:
     rows = []
     for event in events:
         when = clock(event["time"], incident.now) if incident.dated else ""
-        text = f"{say(event['kind'], 20)}, {say(_subject_of(event))}"
+        text = f"{say(event['kind'], 20)}, {say(subject(event))}"
         more = f": {say(event['text'])}" if event["text"] else ""
         rows.append(
             f'<tr><td class="time">{say(when)}</td><td class="what">{_state(event["what"])}</td>'
             f"<td>{text}{more}</td></tr>"
         )
     return _section("Timeline", "<table>", "".join(rows), "</table>")
-
-
-def _subject_of(event: object) -> str:
-    return subject(event)  # type: ignore[arg-type]  # only its `subject` is read
 
 
 def _silence(incident: Incident) -> str:
