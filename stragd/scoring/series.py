@@ -23,8 +23,11 @@ DIFFERENCES = 1.5
 ALIKE, ALIKE_RANKS = 60.0, 4.0
 """Degrees of freedom that machines of a kind share before anything was learnt of how alike their
 noise is, and how many ranks that is worth."""
-JUMP = 40.0
-"""Twice the squared standard deviations of a difference (4.5) that is no noise."""
+MOST, JUMP = 18.0, 40.0
+"""Twice the squared standard deviations that a difference counts at most (3), and from which it
+may be no noise (4.5)."""
+LIKE_PEERS = 8.0
+"""Differences that the group is worth in what is usual for one of its members."""
 UNCORRELATED = 10.0
 """Differences that speak for no correlation before anything was learnt."""
 MARGIN, RELATIVE = 0.5, 1.1
@@ -107,19 +110,27 @@ class Spread:
     far_weight: float = 0.0
 
     def learn(self, value: float, last: float, second: float | None, noise: Noise) -> None:
-        """A lasting shift enters differences once, and a baseline never."""
-        own = self.near / self.near_weight if self.near_weight > 0.0 else noise.differences
-        most = 18.0 * max(noise.differences, own)
-        error = value - last
-        self.near = self.near * NOISE_KEEP + min(error * error, most) / 2.0
-        self.near_weight = self.near_weight * NOISE_KEEP + 1.0
-        if second is None:
-            return
+        """Noise comes and goes: a jump is learnt when the next window takes it back, and never
+        when it lasts."""
+        usual = self.near + LIKE_PEERS * noise.differences
+        usual = max(noise.differences, usual / (self.near_weight + LIKE_PEERS))
+        jump, error = JUMP * usual, value - last
+        before = both = 0.0
+        if second is not None:
+            before, both = last - second, value - second
+            if before * before >= jump and both * before < before * before / 2.0:
+                self._add(before * before, usual)
+        if error * error < jump:
+            self._add(error * error, usual)
         # A jump is in two of these and in one of the others, and would look like correlation.
-        jump, before, error = JUMP * max(noise.differences, own), last - second, value - second
-        if max((value - last) * (value - last), before * before, error * error / 2.0) < jump:
-            self.far = self.far * NOISE_KEEP + error * error / 2.0
+        largest = max(error * error, before * before, both * both / 2.0)
+        if second is not None and largest < jump:
+            self.far = self.far * NOISE_KEEP + both * both / 2.0
             self.far_weight = self.far_weight * NOISE_KEEP + 1.0
+
+    def _add(self, squared: float, usual: float) -> None:
+        self.near = self.near * NOISE_KEEP + min(squared, MOST * usual) / 2.0
+        self.near_weight = self.near_weight * NOISE_KEEP + 1.0
 
     def ratio(self, noise: Noise) -> float:
         """Its own noise over the group's."""

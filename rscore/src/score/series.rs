@@ -18,8 +18,12 @@ const DIFFERENCES: f64 = 1.5;
 /// noise is, and how many ranks that is worth.
 const ALIKE: f64 = 60.0;
 const ALIKE_RANKS: f64 = 4.0;
-/// Twice the squared standard deviations of a difference (4.5) that is no noise.
+/// Twice the squared standard deviations that a difference counts at most (3), and from which it
+/// may be no noise (4.5).
+const MOST: f64 = 18.0;
 const JUMP: f64 = 40.0;
+/// Differences that the group is worth in what is usual for one of its members.
+const LIKE_PEERS: f64 = 8.0;
 /// Differences that speak for no correlation before anything was learnt.
 const UNCORRELATED: f64 = 10.0;
 /// Standard errors, and the factor, by which a correlation is believed to be larger than its
@@ -141,25 +145,35 @@ pub(super) struct Spread {
 }
 
 impl Spread {
-    /// A lasting shift enters differences once, and a baseline never.
+    /// Noise comes and goes: a jump is learnt when the next window takes it back, and never when it
+    /// lasts.
     #[inline(always)]
     fn learn(&mut self, value: f64, last: f64, second: Option<f64>, noise: &Noise) {
-        let own = match self.near_weight > 0.0 {
-            true => self.near / self.near_weight,
-            false => noise.differences,
-        };
-        let most = 18.0 * noise.differences.max(own);
-        let error = value - last;
-        self.near = self.near * NOISE_KEEP + (error * error).min(most) / 2.0;
-        self.near_weight = self.near_weight * NOISE_KEEP + 1.0;
-        let Some(second) = second else { return };
+        let usual = self.near + LIKE_PEERS * noise.differences;
+        let usual = noise.differences.max(usual / (self.near_weight + LIKE_PEERS));
+        let (jump, error) = (JUMP * usual, value - last);
+        let (mut before, mut both) = (0.0, 0.0);
+        if let Some(second) = second {
+            (before, both) = (last - second, value - second);
+            if before * before >= jump && both * before < before * before / 2.0 {
+                self.add(before * before, usual);
+            }
+        }
+        if error * error < jump {
+            self.add(error * error, usual);
+        }
         // A jump is in two of these and in one of the others, and would look like correlation.
-        let jump = JUMP * noise.differences.max(own);
-        let (before, both) = (last - second, value - second);
-        if (error * error).max(before * before).max(both * both / 2.0) < jump {
+        let largest = (error * error).max(before * before).max(both * both / 2.0);
+        if second.is_some() && largest < jump {
             self.far = self.far * NOISE_KEEP + both * both / 2.0;
             self.far_weight = self.far_weight * NOISE_KEEP + 1.0;
         }
+    }
+
+    #[inline(always)]
+    fn add(&mut self, squared: f64, usual: f64) {
+        self.near = self.near * NOISE_KEEP + squared.min(MOST * usual) / 2.0;
+        self.near_weight = self.near_weight * NOISE_KEEP + 1.0;
     }
 
     /// Half its mean squared difference; NaN before the first.
