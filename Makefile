@@ -7,13 +7,14 @@ include_libraries = set -a; . "$(STRAGD_CACHE)/environment"; set +a;
 
 PACKAGE_VERSION ?=
 
-.PHONY: help setup setup-tests ncclring demo deb test lint test-rust test-python bench format clean
+.PHONY: help setup setup-tests ncclring demo pictures deb test lint test-rust test-python bench format clean
 
 help:
 	@echo "make demo    watch a real training job with one slow rank, and name it (root)"
 	@echo "make test    lint and run all tests (root)"
 	@echo "make setup   put stragd and stragctl into .venv/bin"
 	@echo "make deb     build target/deb/stragd_VERSION_ARCH.deb"
+	@echo "make pictures  README's pictures from a real run (root)"
 	@echo "make bench   the measurements of docs/performance.md (about an hour, root)"
 	@echo "make format  format Rust, Python and C"
 
@@ -32,6 +33,10 @@ demo:
 		"Run it as: sudo make demo"; exit 1; }
 	@scripts/setup
 	@$(PYTHON) scripts/demo.py
+
+# README's pictures, from a real run (root).
+pictures: setup-tests
+	@$(PYTHON) scripts/pictures.py
 
 # PACKAGE_VERSION names a snapshot: make deb PACKAGE_VERSION=0.1.0+git20261130
 deb:

@@ -6,7 +6,7 @@ cause is looked at again without one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from stragd.config import Telemetry
@@ -94,6 +94,10 @@ class Causes:
             }
             for part in self._collector.parts.values()
         ]
+
+    def latest(self) -> Mapping[int, Mapping[int, RankTelemetry]]:
+        """The last complete pass: job -> rank -> telemetry."""
+        return self._now
 
     def turn(self, now: float) -> None:
         """Between passes: whose processes are stopped now."""

@@ -27,6 +27,7 @@ from stragd.health import HealthMeter, cpu_seconds
 from stragd.notify import notify, reloading, watchdog_seconds
 from stragd.outputs.control import AlreadyRunning, ControlServer, RequestError
 from stragd.outputs.journal import ERROR, INFO, NOTICE, WARNING, Journal
+from stragd.outputs.readings import readings
 from stragd.outputs.snapshot import Check, ConfigValue, Ring, Snapshot
 from stragd.outputs.verbs import Verbs
 from stragd.outputs.windowlog import Part
@@ -215,6 +216,8 @@ class Daemon:
             "libraries": libraries,
             "rings": self._watch.rings(),
             "readers": readers,
+            "readings": readings(self._watch.causes.latest()),
+            "events": self._watch.history.events(),
             "counters": counters,
             "collector_up": {
                 "probes": probes_on,

@@ -98,6 +98,7 @@ class Job:
     step_ms: float | None = None
     empty_since: float | None = None  # monotonic seconds
     abstentions: list[snapshot.Abstention] = field(default_factory=list)
+    lost: float = 0.0  # rank-seconds that confirmed findings cost the ranks on this node
 
     def about(self) -> FindingJob:
         """The job as a finding names it."""
@@ -323,6 +324,19 @@ class JobTable:
             del self._names[job.name]
         return ended
 
+    def count_losses(self, findings: Iterable[Finding], seconds: float) -> None:
+        """``seconds`` have passed: each live rank lost its job's costliest confirmed share.
+
+        Costs do not add up: without one fault the next slowest rank bounds the step.
+        """
+        share: dict[str, float] = {}
+        for finding in findings:
+            if finding["state"] == "confirmed":
+                key = finding["job"]["key"]
+                share[key] = max(share.get(key, 0.0), finding["cost_percent"] / 100)
+        for job in self.jobs.values():
+            job.lost += share.get(job_key(job.key), 0.0) * job.live() * seconds
+
     def job_rows(self, findings: Iterable[Finding]) -> list[snapshot.Job]:
         """All jobs; the most expensive finding about a rank names a job's worst rank."""
         worst: dict[str, Finding] = {}
@@ -350,6 +364,7 @@ class JobTable:
             "worst_rank": worst["subject"].get("rank") if worst else None,
             "cost_ms_per_step": cost["value"] if cost else None,
             "cost_percent": worst["cost_percent"] if worst else None,
+            "lost_rank_s": round(job.lost, 3),
             "state": "finding" if worst else state,
         }
 

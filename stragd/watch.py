@@ -14,6 +14,7 @@ from stragd.config import Config
 from stragd.config import Ring as RingConfig
 from stragd.finding import job_key
 from stragd.findings import FindingStore, Transition
+from stragd.history import History
 from stragd.jobs import TENTH, Identity, Job, JobTable, ProcessKey, clean, split
 from stragd.outputs.journal import NOTICE, WARNING, Journal
 from stragd.outputs.snapshot import Library, Reader, Ring
@@ -91,6 +92,7 @@ class Watch:
         self.table = JobTable(config.discovery.max_processes)
         self.store = FindingStore(config.findings.cleared_kept)
         self.windows = WindowLog()
+        self.history = History()
         self.engine: Engine | None = None
         self.engine_error = ""
         """Why there is no engine, "" when it runs."""
@@ -109,6 +111,7 @@ class Watch:
         self.spanning = Spanning(config.exchange, cluster, self.table, self.store, self.causes)
         self._statuses: dict[ProcessKey, RankStatus] = {}
         self._looked_again = 0.0
+        self._counted: float | None = None  # when losses were last counted
         self._waiting: dict[ProcessKey, None] = {}  # to identify, oldest request first
         self._noted: set[str] = set()  # remarks in the journal
         self._reported: set[tuple[str, str, str]] = set()  # libraries in the journal
@@ -189,10 +192,14 @@ class Watch:
             self.table.update_status(statuses)
             self._identify(self.engine, now)
             self._report_notes()
+        if self._counted is not None:
+            self.table.count_losses(self.store.open(), now - self._counted)
+        self._counted = now
         self._baselines.tick(now)
         self.spanning.tick(now)
         for finding in self.causes.tick(self.table, self.store, now):
             self._journal.cause(finding)
+            self.history.cause(finding)
         for job in self.table.expired(now, ended_job_seconds):
             self._baselines.forget(job.key)
             self.causes.forget(job.key)
@@ -312,6 +319,7 @@ class Watch:
     def _tell(self, transitions: list[Transition]) -> None:
         for transition in transitions:
             self._journal.transition(transition)
+            self.history.transition(transition)
 
     def _report_notes(self) -> None:
         """One entry for each new remark about the identities; `stragctl doctor` lists them all."""

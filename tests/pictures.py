@@ -61,6 +61,7 @@ def job(name: str = "llama", key: str = KEY, **changes: Any) -> Job:
         "worst_rank": None,
         "cost_ms_per_step": None,
         "cost_percent": None,
+        "lost_rank_s": 0.0,
         "state": "watching",
     }
     made.update(changes)  # type: ignore[typeddict-item]
@@ -136,6 +137,8 @@ def snapshot(
         ],
         "counters": {"events.done": 1200.0, "lost.ring": 3.0, "bpf_run_seconds": 0.5},
         "rings": [],
+        "readings": [],
+        "events": [],
         "readers": [{"name": "host", "reason": "", "note": "", "read_s": 0.002}],
         "collector_up": {"probes": True},
         "cpu_seconds": 1.5,

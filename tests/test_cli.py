@@ -33,7 +33,7 @@ class CannedDaemon:
     def __init__(self) -> None:
         self.picture: dict[str, Any] = pictures.top() | {
             "pid": 812, "unidentified": 1, "cleared": [], "counters": {}, "collector_up": {},
-            "cpu_seconds": 1.0, "start_time": 1.0,
+            "cpu_seconds": 1.0, "start_time": 1.0, "readings": [], "events": [],
             "libraries": [
                 {"kinds": ["nccl"], "path": "/opt/x\x1b[31m/libnccl.so.2", "build_id": "ab",
                  "version": "2.21.5", "state": "attached", "method": "uprobe_multi",

@@ -60,6 +60,9 @@ def test_a_slow_rank_is_named_with_its_cost_and_nobody_else() -> None:
         lines = [x for x in metrics(watcher).splitlines() if x.startswith("stragd_finding{")]
         assert any(f'rank="{rank}"' in line and 'state="confirmed"' in line for line in lines)
         assert f"rank {rank}" in watcher.output(), "the log names the rank too"
+        page = watcher.control("report", finding["job"]["key"], "-o", "-").stdout
+        assert f"Rank {rank} on " in page
+        assert f"Own work of rank {rank}" in page
 
 
 def test_a_healthy_job_names_nobody() -> None:

@@ -122,3 +122,20 @@ def test_an_abstention_says_which_witness_is_missing(flags: int, source: int, wo
     raw = {"rank": 0, "window": 1, "reason": "host probes only: no device time"}
     table.take_abstentions(job, [raw])
     assert words in job.abstentions[0]["reason"]
+
+
+def test_lost_time_is_the_costliest_confirmed_share_of_the_ranks_here() -> None:
+    table = filled(2, ONE_JOB)
+    (job,) = table.jobs.values()
+    found: list[Any] = [
+        {"job": job.about(), "state": state, "cost_percent": cost}
+        for state, cost in (("confirmed", 10.0), ("confirmed", 30.0), ("suspect", 90.0))
+    ]
+    table.count_losses(found, 5.0)
+    assert job.lost == pytest.approx(0.3 * 2 * 5.0)
+    table.gone((0, 0), 1.0)
+    table.count_losses(found, 5.0)
+    assert table.job_rows([])[0]["lost_rank_s"] == pytest.approx(0.3 * 3 * 5.0)
+    other = {**job.about(), "key": "0" * 16}
+    table.count_losses([{**found[1], "job": other}], 5.0)
+    assert table.job_rows([])[0]["lost_rank_s"] == pytest.approx(4.5), "another job's"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import json
 import shutil
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -22,8 +20,13 @@ from stragd.docs import metrics
 from stragd.outputs import prometheus
 from stragd.outputs.metrics import SPECS
 from stragd.outputs.prometheus import MetricsServer
+from stragd.outputs.readings import FAMILIES, readings
 from stragd.outputs.snapshot import Snapshot
+from stragd.telemetry.quantities import GPU
+from stragd.telemetry.quantities_host import NIC, NODE, PROCESS
+from stragd.telemetry.sample import RankTelemetry, Sample
 from tests.pictures import finding, job, rank, snapshot
+from tests.prometheus_server import Prometheus
 
 
 class Page:
@@ -263,65 +266,19 @@ def test_promtool_finds_nothing_to_say(page: Page) -> None:
 
 
 def test_a_real_prometheus_scrapes_it(page: Page, tmp_path: Path) -> None:
-    binary = shutil.which("prometheus")
-    assert binary, "prometheus is not installed"
-    target = page.base.removeprefix("http://")
-    (tmp_path / "prometheus.yml").write_text(
-        "global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
-        "scrape_configs:\n"
-        "- {job_name: stragd, honor_labels: true, static_configs: [{targets: ['"
-        + target
-        + "']}]}\n"
-    )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with (tmp_path / "log").open("wb") as log:
-        server = subprocess.Popen(
-            [
-                binary,
-                f"--config.file={tmp_path / 'prometheus.yml'}",
-                f"--storage.tsdb.path={tmp_path / 'data'}",
-                f"--web.listen-address=127.0.0.1:{port}",
-            ],
-            stdout=log,
-            stderr=log,
-        )
-
-    def query(expression: str) -> list[dict[str, Any]]:
-        encoded = urllib.parse.urlencode({"query": expression})
-        url = f"http://127.0.0.1:{port}/api/v1/query?{encoded}"
-        try:
-            with urllib.request.urlopen(url, timeout=10) as reply:
-                result: list[dict[str, Any]] = json.load(reply)["data"]["result"]
-                return result
-        except OSError:
-            return []
-
-    def wait(expression: str, wanted: int) -> list[dict[str, Any]]:
-        deadline = time.monotonic() + 60
-        while len(found := query(expression)) != wanted:
-            assert server.poll() is None, (tmp_path / "log").read_text()
-            assert time.monotonic() < deadline, f"{expression}: {found}"
-            time.sleep(0.2)
-        return found
-
-    try:
-        (found,) = wait('stragd_finding{state="confirmed"}', 1)
+    with Prometheus(tmp_path, page.base.removeprefix("http://")) as prometheus_server:
+        (found,) = prometheus_server.wait('stragd_finding{state="confirmed"}', 1)
         assert found["metric"]["job"] == "llama"
         assert found["metric"]["rank"] == "2"
-        joined = wait(
+        joined = prometheus_server.wait(
             "stragd_rank_own_seconds * on (instance, job, rank) group_left (host, class) "
             "stragd_rank_info",
             4,
         )
         assert {entry["metric"]["host"] for entry in joined} == {"node7"}
         page.now = snapshot(ranks=[rank(0)])
-        wait("stragd_rank_own_seconds", 1)
-        wait("stragd_finding", 0)
-    finally:
-        server.terminate()
-        server.wait(60)
+        prometheus_server.wait("stragd_rank_own_seconds", 1)
+        prometheus_server.wait("stragd_finding", 0)
 
 
 def test_documentation_is_current() -> None:
@@ -335,3 +292,30 @@ def test_every_family_is_documented_and_on_the_page(page: Page) -> None:
         assert f"# TYPE {spec.name} {spec.kind}\n" in text
     helped = {line.split()[2] for line in text.splitlines() if line.startswith("# HELP")}
     assert helped == {spec.name for spec in SPECS}
+
+
+def test_telemetry_is_served_in_base_units_and_node_and_nics_once(page: Page) -> None:
+    gpu = Sample("gpu", "0000:1b:00.0", "H200", 0, 1, {"sm_clock_mhz": 1305.0, "xid_delta": 1.0})
+    process = Sample("process", "77", "", 0, 1, {"run_queue_share": 0.25, "swap_bytes": 4096.0})
+    nic = Sample("nic", "mlx5_0/1", "ConnectX", 0, 1, {"rate_gbps": 400.0})
+    node = Sample("node", "", "", 0, 1, {"pressure_io_share": 0.5})
+    ranks = {number: RankTelemetry(number, "a", process, gpu, (nic,), node) for number in (0, 2)}
+    page.now = snapshot(readings=readings({int(job()["key"], 16): ranks}))
+    found = page.samples()
+    two = labels(job="llama", rank=2)
+    assert found["stragd_rank_gpu_clock_hertz"][two] == pytest.approx(1.305e9)
+    assert found["stragd_rank_run_queue_ratio"][two] == 0.25
+    assert found["stragd_rank_swap_bytes"][two] == 4096
+    assert found["stragd_nic_speed_bytes_per_second"] == {labels(nic="mlx5_0/1"): 50e9}
+    assert found["stragd_node_pressure_ratio"] == {labels(resource="io"): 0.5}
+    page.now = snapshot(jobs=[], ranks=[], readings=page.now["readings"])
+    found = page.samples()
+    assert "stragd_rank_gpu_clock_hertz" not in found, "a job that is gone takes its readings along"
+    assert "stragd_node_pressure_ratio" in found
+
+
+def test_every_quantity_that_is_served_is_one_that_a_reader_gives() -> None:
+    known = {"gpu": GPU, "process": PROCESS, "nic": NIC, "node": NODE}
+    for family in FAMILIES:
+        for name in family.values:
+            assert name in known[family.kind], family

@@ -14,7 +14,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, cast
 
 from stragd import __version__
-from stragd.cli import answers, cluster, record, replay, ring_install, simulate, top, why
+from stragd.cli import (
+    answers,
+    cluster,
+    record,
+    replay,
+    report,
+    ring_install,
+    simulate,
+    top,
+    why,
+)
 from stragd.cli.client import DEFAULT_SOCKET, ControlClient, ControlError
 from stragd.cli.ranges import number
 from stragd.cli.terminal import speaks_utf8
@@ -95,6 +105,8 @@ def parser() -> argparse.ArgumentParser:
     record.add_arguments(kept, job_help)
     replayed = command("replay", "score a recording: who was slow in it, from when to when")
     replay.add_arguments(replayed)
+    reported = command("report", "one page about an incident, for a browser, a mail or a printer")
+    report.add_arguments(reported, job_help)
     ring = command(
         "ring", "the profiler plugin in the jobs: what it records, and how much it shall"
     )
@@ -172,6 +184,8 @@ def _run(arguments: argparse.Namespace) -> int:
         return replay.run(arguments)
     if arguments.command == "record":
         return record.run(arguments)
+    if arguments.command == "report":
+        return report.run(arguments)
     if arguments.command == "why":
         return why.run(arguments)
     if arguments.command == "simulate":

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from stragd.cli.numbers import age, ms, percent
 from stragd.cli.text import Line, Span, clean, wrap
 from stragd.finding import Finding
-from stragd.outputs.snapshot import Abstention
+from stragd.outputs.snapshot import Abstention, Event
 
 _STYLE = {"confirmed": "bad", "suspect": "warn", "recovering": "warn", "cleared": "good"}
 
@@ -33,8 +33,8 @@ def clock(text: object, now: object = None) -> str:
     return value.strftime("%H:%M:%S UTC" if same_day else "%Y-%m-%d %H:%M:%S UTC")
 
 
-def subject(finding: Finding) -> str:
-    """Whom a finding is about: "rank 2 on node7", "class nvidia/L4", "the whole job"."""
+def subject(finding: Finding | Event) -> str:
+    """Whom a finding, or its event, is about: "rank 2 on node7", "class nvidia/L4", ..."""
     part = finding["subject"]
     if "rank" in part:
         name = f"rank {part['rank']}"

@@ -36,6 +36,8 @@ Reading verbs, for root and members of the group (types: ``stragd.outputs.snapsh
     no arguments -> ``Cluster``; ``unavailable`` without an exchange
 ``doctor``
     no arguments -> ``{"checks": [Check], "libraries": [Library]}``
+``report``
+    ``Report``; argument ``job``, also of a job that has ended with a finding.
 ``windows``
     ``after`` (optional number), ``job`` (optional, as above) -> ``{"after": number, "missed":
     count, "windows": [{"job": key, "rows": base64}], "jobs": [Job], "ranks": [{"job": key,

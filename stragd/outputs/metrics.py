@@ -14,7 +14,8 @@ from typing import NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from stragd.finding import Cause, Where
-from stragd.outputs.snapshot import Job, Library, Rank, Ring, Snapshot
+from stragd.outputs import readings
+from stragd.outputs.snapshot import Job, Library, Rank, Reading, Ring, Snapshot
 
 
 class Spec(NamedTuple):
@@ -172,6 +173,13 @@ SPECS: tuple[Spec, ...] = (
     Spec("stragd_job_step_seconds", "gauge", _JOB, "Median wall time of a step, last window."),
     Spec("stragd_job_windows_total", "counter", _JOB, "Windows of the job that were scored."),
     Spec(
+        "stragd_job_lost_rank_seconds_total",
+        "counter",
+        _JOB,
+        "Time that the ranks on this node lost to the job's costliest confirmed finding: its share "
+        "of the step, times ranks. Over 3600 and summed over the nodes: GPU-hours.",
+    ),
+    Spec(
         "stragd_rank_info",
         "gauge",
         ("job", "rank", "host", "class", "local_rank", "gpu_uuid", "source"),
@@ -238,6 +246,7 @@ SPECS: tuple[Spec, ...] = (
         "`evidence` is the first line of evidence and names what deviates, without its numbers: "
         "those change, a series must not.",
     ),
+    *(Spec(family.name, "gauge", family.labels, family.help) for family in readings.FAMILIES),
 )
 
 # Counters begin at 0, so that rate() sees the first increment, even while there is no engine.
@@ -352,16 +361,30 @@ class Collector:
         for rank in now["ranks"]:
             if rank["state"] != "gone":
                 ranks.setdefault(rank["job"], []).append(rank)
+        read: dict[tuple[str, int], list[Reading]] = {}
+        for row in now["readings"]:
+            read.setdefault((row["job"], row["rank"]), []).append(row)
+        for name, value, labels in readings.samples(read.pop(("", -1), ())):
+            page.add(name, value, *labels)
         others: list[Job] = []
         _findings(page, now, self.max_series)
         for job in sorted(now["jobs"], key=lambda j: j["state"] != "finding"):
             own = ranks.get(job["key"], [])
-            if others or page.samples + 5 + 11 * len(own) + 3 > self.max_series:
+            told = [
+                sample
+                for rank in own
+                for sample in readings.samples(
+                    read.get((rank["job"], rank["rank"]), ()), job["name"], rank["rank"]
+                )
+            ]
+            if others or page.samples + 6 + 11 * len(own) + len(told) + 3 > self.max_series:
                 others.append(job)
                 continue
             _job(page, job)
             for rank in own:
                 _rank(page, job["name"], rank)
+            for name, value, labels in told:
+                page.add(name, value, *labels)
         if others:
             page.add("stragd_job_local_ranks", sum(j["local_ranks"] for j in others), "other")
         page.add("stragd_series_limited", int(bool(others)))
@@ -430,6 +453,7 @@ def _job(page: _Page, job: Job) -> None:
     page.add("stragd_job_local_ranks", job["local_ranks"], name)
     page.add("stragd_job_step_seconds", _seconds(job["step_ms"]), name)
     page.add("stragd_job_windows_total", job["windows"], name)
+    page.add("stragd_job_lost_rank_seconds_total", job["lost_rank_s"], name)
     if "whole" in job:
         page.add("stragd_job_reported_ranks", job["whole"]["ranks"], name)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-from stragd.finding import Finding
+from stragd.finding import Finding, Kind, Subject
 
 JobState = Literal["learning", "watching", "finding"]
 RankState = Literal["learning", "watching", "suspect", "confirmed", "recovering", "gone"]
@@ -53,6 +53,7 @@ class Job(_OptionalJob):
     worst_rank: int | None  # rank of the most expensive open finding
     cost_ms_per_step: float | None  # of that finding
     cost_percent: float | None  # of that finding, share of the step's wall time
+    lost_rank_s: float  # time that the ranks here lost to confirmed findings, ranks times seconds
     state: JobState
 
 
@@ -190,6 +191,42 @@ class Reader(TypedDict):
     read_s: float | None  # what its last pass took
 
 
+class Reading(TypedDict):
+    """What telemetry last said about one subject, in the reader's units."""
+
+    kind: Literal["gpu", "nic", "process", "node"]
+    subject: str  # PCI address, "mlx5_0/1", pid, "" of the node
+    job: str  # "" where it is not one rank's
+    rank: int  # -1 where it is not one rank's
+    values: dict[str, float]
+
+
+class Event(TypedDict):
+    """Something that happened to a finding."""
+
+    time: str
+    job: str  # key
+    finding: str  # id
+    kind: Kind
+    subject: Subject
+    what: str  # the state that it entered, or "cause"
+    text: str  # why it was cleared, or the cause with its first evidence
+
+
+class Report(TypedDict):
+    """Answer of `report`: what the daemon holds about one job, which may have ended."""
+
+    version: str
+    host: str
+    time: str
+    job: Job | None  # None when it has ended
+    key: str
+    ranks: list[Rank]
+    findings: list[Finding]  # open ones, then the cleared ones, newest first
+    abstentions: list[Abstention]
+    events: list[Event]  # oldest first
+
+
 class Check(TypedDict):
     """One line of `doctor`: a feature, whether it works, and how to get it."""
 
@@ -249,6 +286,8 @@ class Snapshot(Top):
     libraries: list[Library]
     rings: list[Ring]
     readers: list[Reader]
+    readings: list[Reading]
+    events: list[Event]  # newest last, bounded
     counters: dict[str, float]  # Engine.counters()
     collector_up: dict[str, bool]  # part of the daemon -> works
     cpu_seconds: float

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from stragd.finding import job_key
 from stragd.outputs.control import Peer, RequestError
-from stragd.outputs.snapshot import Check, ConfigValue, Job, Ring, Snapshot, Status, Top
+from stragd.outputs.snapshot import Check, ConfigValue, Job, Report, Ring, Snapshot, Status, Top
 from stragd.outputs.windowlog import Part
 
 RING_MODES = {"on": "full", "off": "off", "progress": "progress", "default": "default"}
@@ -53,6 +53,7 @@ class Verbs:
             "top": (self._top, {}),
             "cluster": (self._cluster, {}),
             "doctor": (self._doctor, {}),
+            "report": (self._report, {"job": str}),
             "windows": (self._windows, {"after": int, "job": str}),
             "config": (self._config, {}),
             "probes": (self._probes, {"set": str}),
@@ -124,6 +125,24 @@ class Verbs:
                     return finding["job"]["key"]
         return find_job(now["jobs"], job)["key"]
 
+    def _report(self, job: str | None = None) -> Mapping[str, Any]:
+        now = self._daemon.snapshot()
+        key = _past_job(now, job)
+        report: Report = {
+            "version": now["version"],
+            "host": now["host"],
+            "time": now["time"],
+            "job": next((j for j in now["jobs"] if j["key"] == key), None),
+            "key": key,
+            "ranks": [rank for rank in now["ranks"] if rank["job"] == key],
+            "findings": [
+                f for f in (*now["findings"], *now["cleared"][::-1]) if f["job"]["key"] == key
+            ],
+            "abstentions": [a for a in now["abstentions"] if a["job"] == key],
+            "events": [event for event in now["events"] if event["job"] == key],
+        }
+        return report
+
     def _top(self) -> Mapping[str, Any]:
         now = self._daemon.snapshot()
         top: Top = {
@@ -155,8 +174,11 @@ class Verbs:
 
     def _windows(self, after: int | None = None, job: str | None = None) -> Mapping[str, Any]:
         now = self._daemon.snapshot()
-        jobs = now["jobs"] if job is None else [find_job(now["jobs"], job)]
-        part = self._daemon.windows(after, None if job is None else int(jobs[0]["key"], 16))
+        jobs, key = now["jobs"], None
+        if job is not None:
+            key = int(_past_job(now, job), 16)
+            jobs = [each for each in jobs if int(each["key"], 16) == key]
+        part = self._daemon.windows(after, key)
         there = {job_key(entry.job) for entry in part.entries}
         return {
             "after": part.after,
@@ -205,6 +227,17 @@ class Verbs:
 
     def _reload(self) -> Mapping[str, Any]:
         return self._daemon.reload()
+
+
+def _past_job(now: Snapshot, wanted: str | None) -> str:
+    """The key of a job, or of one that has ended with a finding. Raises RequestError."""
+    try:
+        return find_job(now["jobs"], wanted)["key"]
+    except RequestError:
+        for finding in reversed(now["cleared"]):
+            if wanted in (finding["job"]["key"], finding["job"]["name"]):
+                return finding["job"]["key"]
+        raise
 
 
 def find_job(jobs: list[Job], wanted: str | None) -> Job:
