@@ -306,13 +306,14 @@ class Outcome:
     wrong: list[int | None]  # others that were confirmed
     duplicate: int  # confirmations beyond one for each node
     forgotten: bool  # a finding that was told before the fault has another id, or is gone
+    ids: int  # of the finding, on all nodes together
     again: int  # windows that a node was told about twice by one scorer, or in the wrong order
     late: int  # windows from the rank's slowdown until all nodes had it
     silent: float  # seconds of the longest time without any verdict
 
     def good(self) -> bool:
         bad = self.unnamed or self.wrong or self.duplicate or self.forgotten or self.again
-        return self.struck and not bad
+        return self.struck and not bad and self.ids == 1
 
 
 def play(server: Server, name: str, fault: str, seed: int) -> Outcome:
@@ -332,7 +333,7 @@ def play(server: Server, name: str, fault: str, seed: int) -> Outcome:
         after = 0
         while after < BROKEN_WINDOWS and time.monotonic() < deadline:
             scene.window()
-            if {rank for _, rank in scene.named()} == {SLOW}:
+            if all([rank for _, rank in node.confirmed()] == [SLOW] for node in scene.living()):
                 late = late or scene.number - SLOW_FROM
                 after += 1
         return _outcome(scene, told, late)
@@ -361,7 +362,8 @@ def _outcome(scene: Scene, told: set[tuple[str, int | None]], late: int) -> Outc
         unnamed=late == 0,
         wrong=[rank for rank in every if rank != SLOW],
         duplicate=sum(max(0, ranks.count(SLOW) - 1) for ranks in confirmed.values()),
-        forgotten=not told <= scene.named(),
+        forgotten=any(not told <= set(node.confirmed()) for node in scene.living()),
+        ids=len({name for node in scene.living() for name, _ in node.confirmed()}),
         again=again,
         late=late,
         silent=max(node.silent for node in scene.living()),
