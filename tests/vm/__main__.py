@@ -27,7 +27,7 @@ from tests.harness import ROOT
 
 FOLDER = Path(__file__).resolve().parent
 LIMIT = 3000.0  # seconds for all steps; for a hang, not for a pace
-MEMORY_MIB, PROCESSORS = 1024, 2
+MEMORY_MIB, PROCESSORS = 1024, 4
 # For an emulated processor: a clock that costs no exit, no second page table, no self-tests.
 FAST = "tsc=reliable mitigations=off cryptomgr.notests"
 

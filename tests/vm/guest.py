@@ -26,7 +26,7 @@ PORT = "/dev/virtio-ports/acceptance"
 LIMIT = 600.0  # seconds; for what never comes, not for a pace
 
 USER, RANKS, SLOW = "researcher", 4, 2
-FAULT = f"rank={SLOW},phase=backward,percent=20,from_step=110"
+FAULT = f"rank={SLOW},phase=backward,percent=20,from_step=60"
 # docs/install.md promises no more.
 MOST_EXPOSURE = 4.0
 
@@ -121,7 +121,7 @@ class Job:
         run("systemd-run", "--unit=training", f"--uid={USER}", f"--gid={USER}",
             "--property=WorkingDirectory=~", "--setenv=CPUNCCL_POLL_US=20000",
             "/usr/bin/python3", trainer, "--pattern=ddp", "--ranks", str(RANKS),
-            "--steps=1000000", "--scale=8", "--slow", FAULT, "--record", self.record)  # fmt: skip
+            "--steps=1000000", "--scale=20", "--slow", FAULT, "--record", self.record)  # fmt: skip
         self.pids = wait_for("ranks", lambda: self._all("started"))
 
     def _all(self, event: str) -> list[int]:
