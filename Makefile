@@ -6,12 +6,16 @@ PYTHON := .venv/bin/python
 include_libraries = set -a; . "$(STRAGD_CACHE)/environment"; set +a;
 
 PACKAGE_VERSION ?=
+# Of the emulated machine: bookworm (kernel 6.1) or trixie (6.12).
+VM_RELEASE ?= bookworm
 
-.PHONY: help setup setup-tests ncclring demo pictures deb test lint test-rust test-python bench format clean
+.PHONY: help setup setup-tests ncclring demo pictures deb test lint test-rust test-python test-vm \
+	bench format clean
 
 help:
 	@echo "make demo    watch a real training job with one slow rank, and name it (root)"
 	@echo "make test    lint and run all tests (root)"
+	@echo "make test-vm install, upgrade and remove the package in an emulated machine (root)"
 	@echo "make setup   put stragd and stragctl into .venv/bin"
 	@echo "make deb     build target/deb/stragd_VERSION_ARCH.deb"
 	@echo "make pictures  README's pictures from a real run (root)"
@@ -59,6 +63,10 @@ test-rust:
 
 test-python:
 	$(include_libraries) $(PYTHON) -m pytest
+
+test-vm:
+	@scripts/setup vm
+	@$(PYTHON) -m tests.vm --release $(VM_RELEASE)
 
 bench: setup-tests
 	$(include_libraries) $(PYTHON) -m bench

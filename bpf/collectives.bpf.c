@@ -337,7 +337,7 @@ static __always_inline __u64 follow(const struct stragd_place *place, __u64 valu
 static __noinline __u64 communicator(void *ctx, const struct stragd_site *site)
 {
 	__u16 unused = 0;
-	__u64 scratch[2];
+	__u64 scratch[2] = {}; /* kernel 6.1 takes no unset stack for a read of variable size */
 
 	if (!site)
 		return 0;

@@ -61,7 +61,8 @@ class Baselines:
         self._scorer = scorer
         self._store = store
         self._complain = complain
-        self._failed = False
+        self.problem = ""
+        """Why the file could not be written the last time, "" when it could."""
         self._saved = self._begun = 0.0
         self._earlier: set[int] = set()  # jobs of the file that were not seen yet
         self._offsets: dict[int, tuple[int, int, int]] = {}  # of window, tenth and step, by job
@@ -123,11 +124,12 @@ class Baselines:
             line = json.dumps({"findings": self._store.names()}).encode()
             self._write(line + b"\n" + self._scorer.save())
         except (OSError, ValueError) as error:
-            if not self._failed:
-                self._complain(f"{self._path}: {error}; a restart would learn every baseline anew")
-            self._failed = True
+            problem = f"{self._path}: {error}; a restart would learn every baseline anew"
+            if not self.problem:
+                self._complain(problem)
+            self.problem = problem
             return
-        self._failed = False
+        self.problem = ""
 
     def _write(self, state: bytes) -> None:
         if self._path.exists() and not self._path.is_file():

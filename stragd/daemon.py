@@ -237,7 +237,7 @@ class Daemon:
                     *engine_limits(counters),
                     *library_limits(libraries),
                     *reader_limits(readers),
-                    *self._watch.spanning.limits(),
+                    *self._watch.limits(),
                 ],
             ),
         }

@@ -218,6 +218,11 @@ class Watch:
         own = self.engine.counters() if self.engine is not None else {}
         return {**own, **self.spanning.counters()}
 
+    def limits(self) -> list[str]:
+        """One line for each part between the engine and the outputs that works with limits."""
+        unsaved = self._baselines.problem
+        return [*self.spanning.limits(), *([unsaved] if unsaved else [])]
+
     def libraries(self) -> list[Library]:
         """Every library file that carries collectives."""
         statuses = self.engine.libraries() if self.engine is not None else []
