@@ -7,13 +7,14 @@ include_libraries = set -a; . "$(STRAGD_CACHE)/environment"; set +a;
 
 PACKAGE_VERSION ?=
 
-.PHONY: help setup setup-tests ncclring demo pictures deb test lint test-rust test-python bench format clean
+.PHONY: help setup setup-tests ncclring demo pictures deb wheel test lint test-rust test-python bench format clean
 
 help:
 	@echo "make demo    watch a real training job with one slow rank, and name it (root)"
 	@echo "make test    lint and run all tests (root)"
 	@echo "make setup   put stragd and stragctl into .venv/bin"
 	@echo "make deb     build target/deb/stragd_VERSION_ARCH.deb"
+	@echo "make wheel   build target/wheel/stragd-VERSION-cp310-abi3-linux_ARCH.whl"
 	@echo "make pictures  README's pictures from a real run (root)"
 	@echo "make bench   the measurements of docs/performance.md (about an hour, root)"
 	@echo "make format  format Rust, Python and C"
@@ -42,6 +43,10 @@ pictures: setup-tests
 deb:
 	@scripts/setup package
 	@packaging/deb/build $(PACKAGE_VERSION)
+
+wheel:
+	@scripts/setup package
+	@packaging/wheel/build
 
 test: setup-tests lint test-rust test-python
 
