@@ -9,8 +9,8 @@ PACKAGE_VERSION ?=
 # Of the emulated machine: bookworm (kernel 6.1) or trixie (6.12).
 VM_RELEASE ?= bookworm
 
-.PHONY: help setup setup-tests ncclring demo pictures deb test lint test-rust test-python test-vm \
-	bench format clean
+.PHONY: help setup setup-tests ncclring demo pictures deb wheel test lint test-rust test-python \
+	test-vm bench format clean
 
 help:
 	@echo "make demo    watch a real training job with one slow rank, and name it (root)"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-vm install, upgrade and remove the package in an emulated machine (root)"
 	@echo "make setup   put stragd and stragctl into .venv/bin"
 	@echo "make deb     build target/deb/stragd_VERSION_ARCH.deb"
+	@echo "make wheel   build target/wheel/stragd-VERSION-cp310-abi3-linux_ARCH.whl"
 	@echo "make pictures  README's pictures from a real run (root)"
 	@echo "make bench   the measurements of docs/performance.md (about an hour, root)"
 	@echo "make format  format Rust, Python and C"
@@ -46,6 +47,10 @@ pictures: setup-tests
 deb:
 	@scripts/setup package
 	@packaging/deb/build $(PACKAGE_VERSION)
+
+wheel:
+	@scripts/setup package
+	@packaging/wheel/build
 
 test: setup-tests lint test-rust test-python
 

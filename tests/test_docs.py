@@ -23,7 +23,9 @@ PROGRAMS = ("stragctl", "stragd")
 # Placeholders where a parser wants a number; names and files may be any word.
 NUMBERS = {"N": "16", "S": "5", "RANK": "2", "BYTES": "65536", "PID": "1"}
 READ_ONLY = {"status", "jobs", "findings", "doctor", "config", "ring", "top"}
-KNOWN_TOOLS = set("apt cargo curl git journalctl pip python systemctl torchrun".split())
+KNOWN_TOOLS = set(
+    "apt cargo curl git journalctl kubectl pip podman python srun systemctl torchrun".split()
+)
 
 
 def blocks(page: Path) -> Iterator[str]:

@@ -173,6 +173,46 @@ def test_cdi_devices_of_others_stay(system: Root) -> None:
     assert set(system.files()) == {PLUGIN[1:], "etc/cdi/nvidia.json"}
 
 
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        (ring_install.CDI_FILE, '{"cdiVersion": "0.5.0", "kind": "theirs/ring", "devices": []}'),
+        (ring_install.CDI_FILE, "[]"),
+        (ring_install.CDI_FILE, "no JSON {"),
+        (ring_install.ENROOT_MOUNTS, f"{PLUGIN} {PLUGIN} none bind,rw 0 0\n"),
+        (ring_install.ENROOT_ENVIRONMENT, f"NCCL_PROFILER_PLUGIN={PLUGIN}\nNCCL_DEBUG=INFO\n"),
+    ],
+)
+def test_files_of_others_under_our_names_stop_install_and_outlive_uninstall(
+    file: str, text: str, system: Root
+) -> None:
+    (system.path / "etc/enroot").mkdir(parents=True)
+    system.write(file, text)
+    before = system.files()
+    said = system.run("install", "--containers", code=1)
+    assert f"/{file} is not stragd's or was changed by hand: nothing was done" in said
+    assert system.files() == before
+    system.run("install")
+    assert f"/{file} stays" in system.run("uninstall")
+    assert system.files() == before
+    answer = json.loads(system.run("uninstall", "--json"))
+    assert {c["action"] for c in answer["changes"]} == {"none", "foreign"}
+    assert not any(change["diff"] for change in answer["changes"])
+
+
+def test_another_plugin_replaces_what_was_installed_for_containers(system: Root) -> None:
+    (system.path / "etc/enroot").mkdir(parents=True)
+    system.run("install", "--containers")
+    system.write("/opt/new.so", "ELF")
+    said = system.run("install", "--containers", "--plugin", "/opt/new.so")
+    for file in ring_install.CONTAINER_FILES:
+        assert f"/{file} changed" in said
+        assert "/opt/new.so" in system.read(file)
+        assert PLUGIN not in system.read(file)
+    system.run("uninstall")
+    assert set(system.files()) == {PLUGIN[1:], "opt/new.so"}
+
+
 def test_a_link_stays_a_link(system: Root) -> None:
     managed = system.write("srv/nccl.conf", "NCCL_DEBUG=INFO\n")
     (system.path / "etc").mkdir()

@@ -21,11 +21,14 @@ from stragd.cli.client import ControlError
 from stragd.cli.text import clean
 
 PLUGIN = "/usr/lib/stragd/libnccl-profiler-stragd.so"
+# A wheel carries the plugin beside the package's data.
+_CARRIED = Path(__file__).resolve().parent.parent / "data" / "libnccl-profiler-stragd.so"
 VARIABLE = "NCCL_PROFILER_PLUGIN"
 CHAIN = "STRAGD_RING_CHAIN"
 LIBRARY_FILES = ("etc/nccl.conf", "etc/rccl.conf")
 CDI_FILE = "etc/cdi/stragd.json"
-CDI_DEVICE = "stragd/ring=all"
+_CDI_KIND, _CDI_NAME = "stragd/ring", "all"
+CDI_DEVICE = f"{_CDI_KIND}={_CDI_NAME}"
 ENROOT = "etc/enroot"
 ENROOT_MOUNTS = f"{ENROOT}/mounts.d/90-stragd.fstab"
 ENROOT_ENVIRONMENT = f"{ENROOT}/environ.d/90-stragd.env"
@@ -47,10 +50,13 @@ class Change:
     path: Path  # without the root
     before: str | None
     after: str | None
+    foreign: bool = False  # it is not ours, and stays as it is
 
     @property
     def action(self) -> str:
-        """create, change, remove or none."""
+        """create, change, remove, foreign or none."""
+        if self.foreign:
+            return "foreign"
         if self.before == self.after:
             return "none"
         if self.before is None:
@@ -74,12 +80,18 @@ def add_arguments(ring: argparse.ArgumentParser) -> None:
         help=f"with install: also a CDI device ({CDI_DEVICE}) and drop-ins of enroot (and pyxis)",
     )  # fmt: skip
     ring.add_argument(
-        "--plugin", default=PLUGIN, metavar="FILE", help=f"with install: the plugin ({PLUGIN})"
-    )
+        "--plugin", default="", metavar="FILE",
+        help=f"with install: the plugin (the wheel's own, else {PLUGIN})",
+    )  # fmt: skip
     ring.add_argument(
         "--root", type=Path, default=Path("/"), metavar="DIR",
         help="with install and uninstall: the file system to change, as of an image (/)",
     )  # fmt: skip
+
+
+def default_plugin() -> str:
+    """The plugin that belongs to this stragd: the wheel's own, or the package's."""
+    return str(_CARRIED) if _CARRIED.is_file() else PLUGIN
 
 
 def with_block(text: str, plugin: str) -> str:
@@ -123,13 +135,42 @@ def cdi(plugin: str) -> str:
             }
         ],
     }
-    kind, _, name = CDI_DEVICE.partition("=")
     specification = {
         "cdiVersion": "0.5.0",
-        "kind": kind,
-        "devices": [{"name": name, "containerEdits": edits}],
+        "kind": _CDI_KIND,
+        "devices": [{"name": _CDI_NAME, "containerEdits": edits}],
     }
     return json.dumps(specification, indent=2) + "\n"
+
+
+def _enroot_mount(plugin: str) -> str:
+    return f"{plugin} {plugin} none x-create=file,bind,ro,nosuid,nodev 0 0\n"
+
+
+def _enroot_variable(plugin: str) -> str:
+    return f"{VARIABLE}={plugin}\n"
+
+
+def _is_ours(name: str, text: str) -> bool:
+    """Whether a container tool's file is one that install has written, for whatever plugin."""
+    if name == CDI_FILE:
+        try:
+            specification = json.loads(text)
+        except (ValueError, RecursionError):
+            return False
+        return isinstance(specification, dict) and specification.get("kind") == _CDI_KIND
+    line = text.removesuffix("\n")
+    if "\n" in line:
+        return False
+    if name == ENROOT_MOUNTS:
+        return text == _enroot_mount(line.partition(" ")[0])
+    return text == _enroot_variable(line.partition("=")[2])
+
+
+def _container_file(root: Path, name: str, after: str | None) -> Change:
+    before = _read(root, name)
+    foreign = before is not None and not _is_ours(name, before)
+    return Change(Path("/", name), before, before if foreign else after, foreign)
 
 
 def plan(root: Path, plugin: str, containers: bool) -> Iterator[Change]:
@@ -139,13 +180,10 @@ def plan(root: Path, plugin: str, containers: bool) -> Iterator[Change]:
         yield Change(Path("/", name), before, _block(name, with_block, before or "", plugin))
     if not containers:
         return
-    yield Change(Path("/", CDI_FILE), _read(root, CDI_FILE), cdi(plugin))
+    yield _container_file(root, CDI_FILE, cdi(plugin))
     if (root / ENROOT).is_dir():
-        options = "x-create=file,bind,ro,nosuid,nodev"
-        mount = f"{plugin} {plugin} none {options} 0 0\n"
-        yield Change(Path("/", ENROOT_MOUNTS), _read(root, ENROOT_MOUNTS), mount)
-        variable = f"{VARIABLE}={plugin}\n"
-        yield Change(Path("/", ENROOT_ENVIRONMENT), _read(root, ENROOT_ENVIRONMENT), variable)
+        yield _container_file(root, ENROOT_MOUNTS, _enroot_mount(plugin))
+        yield _container_file(root, ENROOT_ENVIRONMENT, _enroot_variable(plugin))
 
 
 def plan_removal(root: Path) -> Iterator[Change]:
@@ -155,7 +193,7 @@ def plan_removal(root: Path) -> Iterator[Change]:
         after = None if before is None else _block(name, without_block, before)
         yield Change(Path("/", name), before, after or (None if before else before))
     for name in CONTAINER_FILES:
-        yield Change(Path("/", name), _read(root, name), None)
+        yield _container_file(root, name, None)
 
 
 def _block(name: str, make: Callable[..., str], *arguments: str) -> str:
@@ -223,7 +261,7 @@ _PLANNED = {"create": "would be written", "change": "would be changed", "remove"
 def run(arguments: argparse.Namespace) -> int:
     """``stragctl ring install`` or ``uninstall``; 0. Raises InstallError."""
     root: Path = arguments.root
-    plugin: str = arguments.plugin
+    plugin: str = arguments.plugin or default_plugin()
     install = arguments.set == "install"
     if install:
         if not plugin.startswith("/") or any(c.isspace() or c == "=" for c in plugin):
@@ -232,11 +270,15 @@ def run(arguments: argparse.Namespace) -> int:
             raise InstallError(f"{plugin} is not there: install the package stragd, or name it "
                                "with --plugin")  # fmt: skip
         changes = list(plan(root, plugin, arguments.containers))
+        for change in changes:
+            if change.foreign:
+                raise InstallError(f"{change.path} is not stragd's or was changed by hand: nothing "
+                                   "was done; move it away")  # fmt: skip
     else:
         changes = list(plan_removal(root))
     if not arguments.dry_run:
         for change in changes:
-            if change.action != "none":
+            if change.action not in ("none", "foreign"):
                 apply(root, change)
     if arguments.json:
         listed = [{"file": str(c.path), "action": c.action, "diff": c.diff()} for c in changes]
@@ -249,7 +291,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _lines(changes: list[Change], arguments: argparse.Namespace, root: Path) -> Iterator[str]:
     words = _PLANNED if arguments.dry_run else _DONE
-    made = [change for change in changes if change.action != "none"]
+    made = [change for change in changes if change.action in words]
+    for change in changes:
+        if change.foreign:
+            yield f"{change.path} stays: it is not stragd's or was changed by hand"
     for change in made:
         yield f"{change.path} {words[change.action]}"
         if arguments.dry_run:
@@ -263,5 +308,7 @@ def _lines(changes: list[Change], arguments: argparse.Namespace, root: Path) -> 
     yield f"A job's own {VARIABLE} and ~/.nccl.conf come before these files."
     if arguments.containers:
         yield f"Containers get it as a CDI device: --device {CDI_DEVICE}"
-        if not (root / ENROOT).is_dir():
+        if (root / ENROOT).is_dir():
+            yield "enroot's containers, and so pyxis', get it without being asked for it"
+        else:
             yield f"enroot is not on this node (no /{ENROOT}): no drop-ins of it"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import queue
+import stat
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,11 +40,22 @@ class Stat:
 
 
 def read_bounded(path: str | Path, limit: int) -> bytes | None:
-    """Up to ``limit`` bytes of a file; None where it cannot be read."""
+    """Up to ``limit`` bytes of a regular file; None where it cannot be read.
+
+    Anything else is not opened: a job may name a device, and opening one can do something.
+    """
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except (OSError, ValueError):
         return None
+    try:
+        if not stat.S_ISREG(os.fstat(place).st_mode):
+            return None
+        file = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    finally:
+        os.close(place)
     try:
         parts: list[bytes] = []
         left = limit

@@ -356,7 +356,8 @@ class Collector:
         page.add("process_start_time_seconds", now["start_time"])
 
     def _jobs(self, page: _Page, now: Snapshot) -> None:
-        """Jobs with findings first; the first job that is one too many ends the list."""
+        """Jobs with findings first, then those that have been watched for longest: many new ones
+        push no other off the page. The first job that is one too many ends the list."""
         ranks: dict[str, list[Rank]] = {}
         for rank in now["ranks"]:
             if rank["state"] != "gone":
@@ -368,7 +369,7 @@ class Collector:
             page.add(name, value, *labels)
         others: list[Job] = []
         _findings(page, now, self.max_series)
-        for job in sorted(now["jobs"], key=lambda j: j["state"] != "finding"):
+        for job in sorted(now["jobs"], key=lambda j: (j["state"] != "finding", -j["windows"])):
             own = ranks.get(job["key"], [])
             told = [
                 sample
