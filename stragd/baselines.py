@@ -72,11 +72,12 @@ class Baselines:
         self._saved = self._begun = now
         try:
             with self._path.open("rb") as file:
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
                     raise ValueError("it is no regular file")
-                state = file.read(MAX_BYTES + 1)
-            if len(state) > MAX_BYTES:
-                raise ValueError(f"it is longer than {MAX_BYTES} bytes")
+                if status.st_size > MAX_BYTES:
+                    raise ValueError(f"it is longer than {MAX_BYTES} bytes")
+                state = file.read(status.st_size)  # a limit as its size would be allocated
             line, _, state = state.partition(b"\n")
             names = _names(line)
             self._scorer.restore(state)

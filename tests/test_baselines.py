@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from stragd import _rscore
-from stragd.baselines import SAVE_SECONDS, UNSEEN_SECONDS, Baselines
+from stragd.baselines import MAX_BYTES, SAVE_SECONDS, UNSEEN_SECONDS, Baselines
 from stragd.findings import FindingStore
 from stragd.replay.simulate import Fault, Scenario, simulate
 
@@ -115,6 +117,23 @@ def test_a_bad_file_costs_the_baselines_only(tmp_path: Path) -> None:
     Baselines(path, again, FindingStore(), said.append).load(2.0)
     assert again.jobs() == [1]
     assert len(said) == 1
+
+
+def test_loading_takes_the_memory_of_the_file_and_not_of_its_limit(tmp_path: Path) -> None:
+    path, said = tmp_path / "baselines", list[str]()
+    kept = Baselines(path, _rscore.Scorer({}), FindingStore(), said.append)
+    kept.save(0.0)
+    tracemalloc.start()
+    try:
+        kept.load(1.0)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert said == []
+    assert peak < 16 << 20
+    os.truncate(path, MAX_BYTES + 1)  # sparse
+    kept.load(2.0)
+    assert "longer than" in said[0]
 
 
 def test_what_is_no_regular_file_stays_what_it_is(tmp_path: Path) -> None:
