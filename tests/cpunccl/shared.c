@@ -129,9 +129,9 @@ static bool everyone_lives(struct ncclComm *comm)
 {
 	for (int i = 0; i < comm->nranks; i++) {
 		struct member *one = member_of(comm, i);
-		int pid = atomic_load(&one->pid);
+		int pid = atomic_load(&one->pid); /* -1: it is about to attach */
 
-		if (pid && i != comm->rank && process_born(pid) != one->born)
+		if (pid > 0 && i != comm->rank && process_born(pid) != one->born)
 			return false;
 	}
 	return true;
