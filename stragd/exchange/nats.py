@@ -48,6 +48,7 @@ class Nats(Background):
         self._options = _options(settings)
         self._outbox: deque[tuple[str, bytes]] = deque()
         self._problem = "not connected yet"
+        self._refused = False  # the problem is that we were
         self._wake = asyncio.Event()
         self._client: Client | None = None
         self._roles = Roles(self, node, settings, self._windows, self._inbox.put)
@@ -172,12 +173,18 @@ class Nats(Background):
         if isinstance(error, nats.errors.SlowConsumerError):
             self._counters["dropped.slow_consumer"] += 1
             return
+        refused = ""
         if isinstance(error, ssl.SSLError):
-            self._counters["refused.certificate"] += 1
+            refused = "certificate"
         elif "authorization" in str(error).lower():
-            self._counters["refused.credentials"] += 1
-        if self._client is None or not self._client.is_connected:
-            self._problem = _away(self._settings.servers, error)
+            refused = "credentials"
+        if refused:
+            self._counters[f"refused.{refused}"] += 1
+        # Who is refused may next see a broken pipe: that is no news.
+        if refused or not self._refused:
+            self._refused = bool(refused)
+            if self._client is None or not self._client.is_connected:
+                self._problem = _away(self._settings.servers, error)
 
     async def _on_disconnected(self) -> None:
         self._problem = _away(self._settings.servers, None)
@@ -203,7 +210,7 @@ class Nats(Background):
                 await self._guard(self._join(job))
         if not self._summaries:
             await self._guard(self._listen())
-        self._problem = ""
+        self._problem, self._refused = "", False
         self._roles.returned()
         self._inbox.put(Event("back"))
 
