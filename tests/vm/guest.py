@@ -37,6 +37,7 @@ STARTED = "c97442e234b94c52bd1309d6ce831105"
 RELOADED = "6fe54c6e290f4fe88e2039158f6baa17"
 
 SITE = Path("/etc/stragd/stragd.toml.d/site.toml")
+ENABLED = "/etc/systemd/system/multi-user.target.wants/stragd.service"
 STATE = Path("/var/lib/stragd")
 # What dpkg, systemd and the kernel leave of any package and of any day.
 OTHERS = re.compile(
@@ -346,7 +347,9 @@ class Steps:
         assert prop("ActiveState") == "inactive"
         assert prop("LoadState") == "not-found", prop("LoadState")
         left = self._left()
-        assert all(f.startswith(("/etc/stragd", "/var/lib/stragd")) for f in left["files"]), left
+        # That the service is enabled is configuration too: installed again it would start at boot.
+        kept = ("/etc/stragd", "/var/lib/stragd", ENABLED)
+        assert all(f.startswith(kept) for f in left["files"]), left
         assert SITE.exists()
         assert (STATE / "baselines").exists()
         return {}
