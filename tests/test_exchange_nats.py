@@ -39,6 +39,19 @@ def server(tmp_path: Path) -> Iterator[Server]:
     one.stop()
 
 
+def test_a_refusal_is_not_talked_over_by_the_broken_pipe_after_it() -> None:
+    one = Nats(Settings(kind="nats", servers="nats://127.0.0.1:1"), "a")
+    try:
+        asyncio.run(one._failed(BrokenPipeError("Broken pipe")))
+        assert "BrokenPipe" in one.problem()
+        asyncio.run(one._failed(nats.errors.Error("nats: 'Authorization Violation'")))
+        asyncio.run(one._failed(BrokenPipeError("Broken pipe")))
+        assert "Authorization Violation" in one.problem()
+        assert one.counters() == {"refused.credentials": 1}
+    finally:
+        one.close()
+
+
 @contextlib.contextmanager
 def transports(*them: Nats) -> Iterator[None]:
     for one in them:

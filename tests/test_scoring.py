@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 
 from stragd import _rscore
-from stragd.replay.measure import fast_power
+from stragd.replay.measure import fast_power, power
 from stragd.replay.noise import Noise
 from stragd.replay.simulate import Fault, Scenario, simulate
 from stragd.scoring import estimate
 from stragd.scoring.model import BASES, KINDS, STATES, Config, Finding
 from stragd.scoring.reference import Scorer
+from stragd.scoring.series import Noise as WindowNoise
+from stragd.scoring.series import Spread
 from stragd.scoring.state import Writer, save
 from tests.scoring_jobs import RandomJob, as_rows
 
@@ -255,3 +257,35 @@ def test_work_and_turns_are_told() -> None:
                 work, moved = one["work"], one["moved"]
     assert work == pytest.approx(0.3)
     assert moved == 3
+
+
+def test_a_jump_that_lasts_is_no_noise() -> None:
+    noise = WindowNoise(1e-4, 1e-4, 0.0, 60.0, 100.0)
+
+    def learnt(*values: float) -> Spread:
+        spread = Spread()
+        for place in range(1, len(values)):
+            second = values[place - 2] if place > 1 else None
+            spread.learn(values[place], values[place - 1], second, noise)
+        return spread
+
+    quiet = [0.0, 0.01, 0.0, 0.01, 0.0]
+    before = learnt(*quiet)
+    shifted = learnt(*quiet, 0.2, 0.21)
+    assert shifted.near_weight > before.near_weight, "the windows after it are learnt"
+    assert shifted.near / shifted.near_weight <= before.near / before.near_weight * 1.001
+    assert shifted.far == pytest.approx(before.far, abs=1e-3 * noise.variance)
+    taken_back = learnt(*quiet, 0.2, 0.01)
+    assert taken_back.near / taken_back.near_weight > 2 * before.near / before.near_weight
+
+
+def test_a_shift_in_the_first_windows_is_named() -> None:
+    """Windows of such steps resemble each other. While a jump was noise: 9.2 windows, one never."""
+    scenario = Scenario(
+        ranks=8, jobs=60, windows=60, noise="ar1", jitter=0.015, natural=0.003, seed=3,
+        ordinary=(7,), faults=(Fault((7,), 0.05, 3),),
+    )  # fmt: skip
+    seen = power(scenario, 3)
+    assert np.isfinite(seen.delays).all()
+    assert seen.delays.mean() < 5.0
+    assert seen.others == 0

@@ -7,6 +7,7 @@ import base64
 import binascii
 import contextlib
 import json
+import math
 import os
 import sys
 import tempfile
@@ -49,6 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the page. Raises ControlError."""
     if arguments.output is None and not arguments.json:
         raise ControlError("report: say where to: -o report.html (or --json)")
+    if arguments.output == "-" and arguments.json:
+        raise ControlError("report: the page and --json cannot both go to stdout: -o report.html")
     try:
         from stragd.cli.report_page import page
     except ImportError as error:
@@ -214,4 +217,4 @@ def _plain(incident: Incident) -> dict[str, Any]:
 
 
 def _known(value: float) -> float | None:
-    return round(value, 4) if value == value else None  # noqa: PLR0124  # NaN
+    return None if math.isnan(value) else round(value, 4)

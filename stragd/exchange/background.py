@@ -10,6 +10,7 @@ import contextlib
 import random
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
@@ -19,7 +20,7 @@ from stragd.exchange.interface import Event, Inbox
 CLOSE_SECONDS = 3.0
 
 
-class Background:
+class Background(ABC):
     """A transport's thread; ``_main`` is what runs there, until ``_stop`` is set."""
 
     errors: tuple[type[Exception], ...] = (OSError, asyncio.TimeoutError)
@@ -58,9 +59,11 @@ class Background:
         """By what became of messages, since the start."""
         return dict(self._counters)
 
+    @abstractmethod
     async def _main(self) -> None:
-        raise NotImplementedError
+        """All that the thread does."""
 
+    @abstractmethod
     async def _failed(self, error: Exception) -> None:
         """A piece of work has failed."""
 

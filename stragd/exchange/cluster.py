@@ -10,7 +10,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stragd.exchange.board import Board
 from stragd.exchange.interface import Event, Exchange
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stragd.outputs import snapshot
+
+Said = TypeVar("Said", Verdict, Summary)
 
 KEPT_WINDOWS = 5
 """Last windows of a job that are sent again to a new scorer, or when the server is back."""
@@ -282,12 +284,8 @@ class Cluster:
         followed = self._followed.get(event.job)
         if followed is None:
             return
-        try:
-            verdict = decode(event.data)
-            if verdict.node != event.node or verdict.job != event.job:
-                raise MessageError("foreign", f"node {event.node} speaks as somebody else")
-        except MessageError as error:
-            self._refuse(f"from {event.node}", error.cause, str(error), now)
+        verdict = self._opened(event, decode, now)
+        if verdict is None:
             return
         followed.heard = now
         scorer = (verdict.node, verdict.epoch)
@@ -303,14 +301,20 @@ class Cluster:
             news.append(verdict)
 
     def _summary(self, event: Event, now: float) -> None:
+        summary = self._opened(event, decode_summary, now)
+        if summary is not None:
+            self._board.take(summary, now)
+
+    def _opened(self, event: Event, take: Callable[[bytes], Said], now: float) -> Said | None:
+        """A message of the node that it says it is of, about the job that it came for."""
         try:
-            summary = decode_summary(event.data)
-            if summary.node != event.node or summary.job != event.job:
+            said = take(event.data)
+            if said.node != event.node or said.job != event.job:
                 raise MessageError("foreign", f"node {event.node} speaks as somebody else")
         except MessageError as error:
             self._refuse(f"from {event.node[:64]}", error.cause, str(error), now)
-            return
-        self._board.take(summary, now)
+            return None
+        return said
 
     def _report(self, summary: Summary, now: float) -> None:
         self._reported[summary.job] = (summary.state(), now)

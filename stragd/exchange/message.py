@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from stragd.jobs import OWN_UNKNOWN, STEPS_NOT_INFERRED, TENTH, clean
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+Made = TypeVar("Made")
 
 MAGIC, VERSION = b"stragdX\0", 1
 WINDOWS, VERDICT, SUMMARY = 1, 2, 3
@@ -117,6 +119,19 @@ def unpack(data: bytes, kind: int, max_header: int = MAX_BYTES) -> tuple[dict[st
     if not isinstance(header, dict):
         raise MessageError("malformed", "its header is no object")
     return header, data[_HEAD.size + header_bytes :]
+
+
+def unpack_header(
+    data: bytes, kind: int, name: str, make: Callable[[dict[str, Any]], Made], most: int = MAX_BYTES
+) -> Made:
+    """What ``make`` makes of a message without rows. Raises MessageError, whatever a node wrote."""
+    header, rest = unpack(data, kind, most)
+    if rest:
+        raise MessageError("malformed", f"{name} has no rows")
+    try:
+        return make(header)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise MessageError("malformed", f"{name}: {type(error).__name__} {error}") from None
 
 
 def encode_windows(

@@ -88,6 +88,9 @@ class Store(Background):
 
     # The thread.
 
+    async def _failed(self, error: Exception) -> None:
+        """It is counted; each job's store says its own problem."""
+
     async def _main(self) -> None:
         await self._stop.wait()
         with contextlib.suppress(*self.errors):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stragd.exchange.message import SUMMARY, MessageError, is_node, pack, unpack
+from stragd.exchange.message import SUMMARY, MessageError, is_node, pack, unpack_header
 from stragd.exchange.verdict import Verdict, checked, finite, whole_number
 from stragd.finding import Finding
 from stragd.jobs import clean
@@ -77,13 +77,7 @@ def encode(summary: Summary) -> bytes:
 
 def decode(data: bytes) -> Summary:
     """Check and take apart. Raises MessageError."""
-    header, rest = unpack(data, SUMMARY, MAX_BYTES)
-    if rest:
-        raise MessageError("malformed", "a summary has no rows")
-    try:
-        return _summary(header)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise MessageError("malformed", f"a summary: {type(error).__name__} {error}") from None
+    return unpack_header(data, SUMMARY, "a summary", _summary, MAX_BYTES)
 
 
 def _summary(header: Mapping[str, Any]) -> Summary:

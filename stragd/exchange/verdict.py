@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
-from stragd.exchange.message import VERDICT, MessageError, is_node, pack, unpack
+from stragd.exchange.message import VERDICT, is_node, pack, unpack_header
 from stragd.finding import Cause, Cost, Finding, Kind, State, Subject, Where
 from stragd.jobs import clean
 
@@ -62,13 +62,7 @@ def encode(verdict: Verdict) -> bytes:
 
 def decode(data: bytes) -> Verdict:
     """Check and take apart. Raises MessageError."""
-    header, rest = unpack(data, VERDICT)
-    if rest:
-        raise MessageError("malformed", "a verdict has no rows")
-    try:
-        return _verdict(header)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise MessageError("malformed", f"a verdict: {type(error).__name__} {error}") from None
+    return unpack_header(data, VERDICT, "a verdict", _verdict)
 
 
 def _verdict(header: Mapping[str, Any]) -> Verdict:
