@@ -60,6 +60,8 @@ class CommunicatorStatus(TypedDict):
     rank: int  # -1 where unknown
     nranks: int  # 0 where unknown
     collectives: int
+    hash: int  # of the ring's records of it, 0 where they are not joined
+    coverage: float | None  # share of its calls that the ring saw too; None: not known
 
 @type_check_only
 class RingProgress(TypedDict):

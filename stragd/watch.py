@@ -167,8 +167,13 @@ class Watch:
 
     def rings(self) -> list[Ring]:
         """The ring of every process that has one."""
-        statuses = self.engine.rings() if self.engine is not None else []
-        return [_ring(status) for status in statuses]
+        if self.engine is None or not (rings := self.engine.rings()):
+            return []
+        joined = {
+            status["pid"]: sum(known["hash"] != 0 for known in status["communicators"])
+            for status in self.engine.ranks()
+        }
+        return [_ring(status, joined.get(status["pid"], 0)) for status in rings]
 
     def wait(self, seconds: float) -> list[NDArray[np.void]]:
         """Windows, at the latest after ``seconds``. There must be an engine."""
@@ -391,7 +396,7 @@ def _ask(engine: Engine, ring: RingConfig) -> None:
     engine.set_ring(ring.mode, ring.sample, ring.floor if ring.floor > 1 else 0, None)
 
 
-def _ring(status: RingStatus) -> Ring:
+def _ring(status: RingStatus, joined: int) -> Ring:
     """Names in a ring are a job's own words."""
     return {
         "pid": status["pid"],
@@ -407,6 +412,7 @@ def _ring(status: RingStatus) -> Ring:
         "clock": status["clock"],
         "chained": clean(status["chained"]),
         "communicators": sum(c["state"] == "live" for c in status["communicators"]),
+        "joined": joined,
         "records": status["records"],
         "lost": status["lost"],
         "dropped": dict(status["dropped"]),

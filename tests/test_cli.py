@@ -51,8 +51,8 @@ class CannedDaemon:
             {"pid": 4002, "state": "open", "reason": "NCCL 2.31.2 is slowed\x1b[31m by timing",
                  "vendor": "nvidia", "library": "2.31.2", "api": 7, "mode": "progress",
                  "sample": 1, "floor": 0, "wanted": "default", "clock": "ns",
-                 "chained": "inspector", "communicators": 3, "records": 1200, "lost": 0,
-                 "dropped": {"pool": 4}},
+                 "chained": "inspector", "communicators": 3, "joined": 2, "records": 1200,
+                 "lost": 0, "dropped": {"pool": 4}},
         ]  # fmt: skip
         self.probes = "on"
         self.asked: list[Any] = []

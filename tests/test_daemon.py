@@ -95,7 +95,10 @@ class HandEngine:
                 "coverage": 0.75,
                 "missed": ["broadcast"],
                 "last_event_ns": time.monotonic_ns(),
-                "communicators": [],
+                "communicators": [
+                    {"id": 1, "rank": 0, "nranks": 2, "collectives": 5, "hash": h, "coverage": None}
+                    for h in (0, 7)
+                ],
             }
             for pid, start in self.assigned
         ]
@@ -471,6 +474,7 @@ def test_rings_are_shown_and_asked(running: Running) -> None:
     wait_for(lambda: len(ask("ring")["result"]["rings"]) == 2)
     ring = ask("ring", pid=2)["result"]["rings"][0]
     assert (ring["pid"], ring["library"], ring["chained"]) == (2, "2.28.3", "insp?ector")
+    assert ring["joined"] == 1
     rings = ask("ring", set="on", sample=4)["result"]["rings"]
     assert [(ring["mode"], ring["sample"]) for ring in rings] == [("full", 4)] * 2
     assert "plugins of all processes are asked for full, sample 4" in running.lines()

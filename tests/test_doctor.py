@@ -208,7 +208,7 @@ def ring(pid: int, **changes: Any) -> Ring:
     made: dict[str, Any] = {
         "pid": pid, "state": "open", "reason": "", "vendor": "nvidia", "library": "2.28.3",
         "api": 5, "mode": "full", "sample": 1, "floor": 0, "wanted": "default", "clock": "ns",
-        "chained": "", "communicators": 1, "records": 5, "lost": 0, "dropped": {},
+        "chained": "", "communicators": 1, "joined": 1, "records": 5, "lost": 0, "dropped": {},
     }  # fmt: skip
     made.update(changes)
     return made  # type: ignore[return-value]

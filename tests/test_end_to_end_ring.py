@@ -42,6 +42,11 @@ def test_rank_slow_in_its_backward_pass_is_named_by_device_time(
     assert {rank["source"] for rank in ranks.values()} == {"device-ring"}
     # A busy machine may keep the reader from a ring for so long that a few records are lost.
     assert min(rank["coverage"] for rank in ranks.values()) > 0.98
+    rings = watcher.ask("ring")["rings"]
+    ours = [ring for ring in rings if ring["pid"] in {rank["pid"] for rank in ranks.values()}]
+    # Tensor and data group are splits of the world, which itself works nothing: no probe sees
+    # their hashes.
+    assert [(ring["communicators"], ring["joined"]) for ring in ours] == [(3, 2)] * 8
     (finding,) = watcher.findings(training)
     cost = finding["cost_ms_per_step"]
     # 8 % of 40 ms, put in by the job itself.

@@ -281,6 +281,8 @@ impl Engine {
                 facts.set_item("rank", known.rank)?;
                 facts.set_item("nranks", known.nranks)?;
                 facts.set_item("collectives", known.collectives)?;
+                facts.set_item("hash", known.hash)?;
+                facts.set_item("coverage", known.coverage)?;
                 communicators.append(facts)?;
             }
             item.set_item("communicators", communicators)?;

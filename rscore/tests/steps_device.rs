@@ -6,7 +6,7 @@ mod device_sim;
 use device_sim::{patterns, Random, Sim, Slow, PHASES, RANKS};
 use rscore::ring::{flag as record_flag, Record};
 use rscore::score::{Config, Kind, Scorer, State};
-use rscore::steps::Pipeline;
+use rscore::steps::{CommunicatorStatus, Pipeline};
 use rscore::window::{flag, source, RankWindow};
 use rscore::wire::function::REDUCE_SCATTER;
 
@@ -171,6 +171,11 @@ fn lost_records_cost_their_steps_and_nothing_else() {
     for (row, truth) in last(&mut job, 4).iter().zip(&truth) {
         assert_eq!((row.source, row.flags), (source::DEVICE_RING, 0), "{row:?}");
         assert!((row.own / truth.own - 1.0).abs() < 0.01, "{row:?} {truth:?}");
+    }
+    for rank in job.pipeline.ranks() {
+        // Two groups with all-reduces of one size: the pairs come from the order alone.
+        let joined = |known: &CommunicatorStatus| known.hash != 0 && known.coverage > Some(0.99);
+        assert_eq!(rank.communicators.iter().filter(|known| joined(known)).count(), 2, "{rank:?}");
     }
     assert!(job.pipeline.ranks().iter().all(|rank| rank.irregular > 0), "steps with a hole");
 }

@@ -153,8 +153,8 @@ def ring_lines(rings: Sequence[Ring], width: int) -> list[str]:
     if not rings:
         return ["no ring: no watched process has the profiler plugin (see: stragctl doctor)"]
     header = (
-        "pid", "library", "state", "mode", "sample", "floor", "asked", "clock", "comms", "records",
-        "lost", "dropped",
+        "pid", "library", "state", "mode", "sample", "floor", "asked", "clock", "comms", "joined",
+        "records", "lost", "dropped",
     )  # fmt: skip
     rows = []
     for ring in rings:
@@ -163,10 +163,10 @@ def ring_lines(rings: Sequence[Ring], width: int) -> list[str]:
             str(ring["pid"]), library, clean(ring["state"], 10), clean(ring["mode"], 10),
             f"1 of {ring['sample']}" if ring["sample"] > 1 else "all",
             size(ring["floor"]) if ring["floor"] else UNKNOWN, clean(ring["wanted"], 10),
-            clean(ring["clock"], 10), str(ring["communicators"]), count(ring["records"]),
-            count(ring["lost"]), count(sum(ring["dropped"].values())),
+            clean(ring["clock"], 10), str(ring["communicators"]), str(ring["joined"]),
+            count(ring["records"]), count(ring["lost"]), count(sum(ring["dropped"].values())),
         ))  # fmt: skip
-    lines = table(header, rows, right=(0, 4, 5, 8, 9, 10, 11))
+    lines = table(header, rows, right=(0, 4, 5, 8, 9, 10, 11, 12))
     reasons: dict[str, list[int]] = {}
     for ring in rings:
         if ring["reason"]:

@@ -177,6 +177,7 @@ class Ring(TypedDict):
     clock: str  # "ns", "ticks", "host"
     chained: str  # plugin that is forwarded to, "" where there is none
     communicators: int
+    joined: int  # of them, with the calls of the host
     records: int
     lost: int  # overwritten before they were read
     dropped: dict[str, int]  # by the plugin, by cause

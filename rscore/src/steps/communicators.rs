@@ -11,7 +11,7 @@ const MAX_PENDING: usize = 128;
 const OTHER: u16 = u16::MAX;
 
 /// What is known of one communicator of one process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CommunicatorStatus {
     /// First 8 bytes of the unique id, 0 where unknown.
     pub id: u64,
@@ -21,10 +21,14 @@ pub struct CommunicatorStatus {
     pub nranks: u64,
     /// Collectives seen on it.
     pub collectives: u64,
+    /// Hash under which the ring records them, 0 where they are not joined.
+    pub hash: u64,
+    /// Share of them that the ring saw too; `None` where that is not known.
+    pub coverage: Option<f64>,
 }
 
 const UNKNOWN: CommunicatorStatus =
-    CommunicatorStatus { id: 0, rank: -1, nranks: 0, collectives: 0 };
+    CommunicatorStatus { id: 0, rank: -1, nranks: 0, collectives: 0, hash: 0, coverage: None };
 
 /// Bounded table of a process's communicators. An ordinal is the place in the order of first
 /// use; the ordinal of a destroyed communicator is given to the next new one, so that a job
@@ -164,9 +168,19 @@ impl Communicators {
         self.pending.push((out, facts));
     }
 
-    /// The living ones in the order of their ordinals.
-    pub fn status(&self) -> Vec<CommunicatorStatus> {
-        self.facts.iter().zip(&self.live).filter(|(_, live)| **live).map(|(f, _)| *f).collect()
+    /// The living ones in the order of their ordinals; `joined` gives hash and coverage of a
+    /// pointer.
+    pub fn status(
+        &self,
+        joined: impl Fn(u64) -> Option<(u64, Option<f64>)>,
+    ) -> Vec<CommunicatorStatus> {
+        let mut places: Vec<_> = self.ordinals.iter().map(|(&pointer, &o)| (o, pointer)).collect();
+        places.sort_unstable();
+        let status = |(ordinal, pointer)| {
+            let (hash, coverage) = joined(pointer).unwrap_or((0, None));
+            CommunicatorStatus { hash, coverage, ..self.facts[usize::from(ordinal)] }
+        };
+        places.into_iter().map(status).collect()
     }
 }
 
@@ -182,18 +196,18 @@ mod tests {
     fn facts_travel_from_init_over_the_out_pointer_to_the_communicator() {
         let mut table = Communicators::default();
         table.on_event(&event(what::COMM_INIT, 0x1000, 77, 3, 8));
-        assert!(table.status().is_empty());
+        assert!(table.status(|_| None).is_empty());
         table.on_event(&event(what::COMM_BOUND, 0xc0, 0x1000, 0, 0));
         assert_eq!(table.count(0xc0), 0);
-        let expected = CommunicatorStatus { id: 77, rank: 3, nranks: 8, collectives: 1 };
-        assert_eq!(table.status(), vec![expected]);
+        let expected = CommunicatorStatus { id: 77, rank: 3, nranks: 8, collectives: 1, ..UNKNOWN };
+        assert_eq!(table.status(|_| None), vec![expected]);
         table.on_event(&event(what::COMM_SPLIT, 0xc0, 0x2000, 1, 3));
         table.on_event(&event(what::COMM_BOUND, 0xd0, 0x2000, 0, 0));
         assert_eq!(table.count(0xd0), 1);
-        assert_eq!(table.status()[1].id, mix(77, 1));
+        assert_eq!(table.status(|_| None)[1].id, mix(77, 1));
         table.on_event(&event(what::COMM_DESTROY, 0xc0, 0, 0, 0));
         assert_eq!(table.count(0xe0), 0, "a freed ordinal goes to the next new communicator");
-        assert_eq!(table.status()[0].id, 0);
+        assert_eq!(table.status(|_| None)[0].id, 0);
     }
 
     #[test]

@@ -91,7 +91,7 @@ impl Device {
         self.records += 1;
         if record.flags & flag::GRAPH == 0 {
             let lost = self.lost.saturating_add(self.reorder.missing());
-            self.coverage.record(record.function, record.host_ns, lost);
+            self.coverage.record(record, lost);
         }
         self.host_timed |= record.flags & flag::HOST_TIME != 0;
         let mut collective = timed(record, now_ns);

@@ -22,6 +22,7 @@ mod inflight;
 mod kinds;
 pub(crate) mod lane;
 mod overlap;
+mod pairs;
 mod pattern;
 mod period;
 pub(crate) mod process;

@@ -6,6 +6,7 @@ use super::device::Device;
 use super::inflight::{Collective, InFlight};
 use super::lane::Lane;
 use super::overlap::Overlap;
+use super::pairs::Call;
 use super::RankStatus;
 use crate::ring::Record;
 use crate::window::source;
@@ -82,6 +83,10 @@ impl Process {
             }
             what::COMM_INIT..=what::COMM_ABORT | what::COMM_INIT_ALL => {
                 self.communicators.on_event(event);
+                let ended = matches!(event.what, what::COMM_DESTROY | what::COMM_ABORT);
+                if let Some(device) = self.device.as_mut().filter(|_| ended) {
+                    device.coverage.communicator_ended(event.comm);
+                }
                 false
             }
             _ => false,
@@ -122,7 +127,13 @@ impl Process {
     fn host_call(&mut self, event: &Event) {
         let Some(device) = self.device.as_mut().filter(|device| device.is_full()) else { return };
         if event.count > 0 && self.communicators.nranks(event.comm) != Some(1) {
-            device.coverage.host_call(event.function, event.time_ns);
+            let call = Collective::from_enter(event);
+            device.coverage.host_call(Call {
+                pointer: call.communicator,
+                time_ns: call.start_ns,
+                bytes: call.bytes,
+                function: call.function,
+            });
         }
     }
 
@@ -250,7 +261,9 @@ impl Process {
             source,
             last_event_ns: self.last_event_ns,
             in_flight: self.flight.unfinished() as u64,
-            communicators: self.communicators.status(),
+            communicators: self
+                .communicators
+                .status(|pointer| coverage.and_then(|device| device.coverage.joined(pointer))),
         }
     }
 }
