@@ -6,6 +6,7 @@ PYTHON := .venv/bin/python
 include_libraries = set -a; . "$(STRAGD_CACHE)/environment"; set +a;
 
 PACKAGE_VERSION ?=
+PACKAGE_ARCH ?=
 # Of the emulated machine: bookworm (kernel 6.1) or trixie (6.12).
 VM_RELEASE ?= bookworm
 
@@ -44,9 +45,10 @@ pictures: setup-tests
 	@$(PYTHON) scripts/pictures.py
 
 # PACKAGE_VERSION names a snapshot: make deb PACKAGE_VERSION=0.1.0+git20261130
+# PACKAGE_ARCH=arm64 on amd64, or the other way round, builds with a cross-compiler.
 deb:
-	@scripts/setup package
-	@packaging/deb/build $(PACKAGE_VERSION)
+	@scripts/setup package $(PACKAGE_ARCH)
+	@packaging/deb/build $(addprefix --arch ,$(PACKAGE_ARCH)) $(PACKAGE_VERSION)
 
 wheel:
 	@scripts/setup package

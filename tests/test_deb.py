@@ -49,6 +49,15 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return first
 
 
+def test_architecture_without_a_package_is_refused() -> None:
+    for arguments in (["--arch", "riscv64"], ["--arch"], ["1", "2"]):
+        done = subprocess.run([BUILD, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode != 0
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+    done = subprocess.run([BUILD, "--arch", "riscv64"], capture_output=True, text=True, check=False)
+    assert "no package for riscv64: amd64 and arm64 are supported" in done.stderr
+
+
 class Machine:
     """Debian with nothing of ours, copied on write from this one, in a mount namespace."""
 

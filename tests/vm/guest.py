@@ -17,6 +17,7 @@ import traceback
 import urllib.request
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -282,6 +283,38 @@ class Steps:
         wait_for("the finding after a kill", lambda: same(self.memory["finding"]))
         assert prop("NRestarts") == "1"
         return {"back_seconds": back, "finding_back_seconds": time.monotonic() - killed}
+
+    def survives_running_out_of_memory(self) -> dict[str, Any]:
+        """Of its own: the kernel kills it at the limit of its unit."""
+        before, limit, killed = prop("MainPID"), prop("MemoryMax"), time.monotonic()
+        run("systemctl", "set-property", "--runtime", "stragd", "MemoryMax=8M")
+        wait_for("its end", lambda: prop("MainPID") != before)
+        assert "oom-kill" in run("journalctl", "--unit=stragd", "--boot", "--no-pager"), "no OOM"
+        run("systemctl", "set-property", "--runtime", "stragd", f"MemoryMax={limit}")
+        wait_for("its answer", lambda: ask("status"))
+        wait_for("the finding after it", lambda: same(self.memory["finding"]))
+        self.job.check()
+        return {"finding_back_seconds": time.monotonic() - killed}
+
+    def survives_a_step_of_the_clock(self) -> dict[str, Any]:
+        """As after a suspend, and back again."""
+        pid = prop("MainPID")
+        for hours in (10, -10):
+            seen = self._steps()
+            run("date", "--set", f"{hours:+d} hours")
+            wait_for("steps after it", partial(self._stepped_beyond, seen + 10))
+            assert same(self.memory["finding"])
+            (finding,) = ask("findings")["findings"]
+            assert finding["since"] == self.memory["finding"]["since"], finding
+        assert prop("MainPID") == pid
+        return {}
+
+    def _stepped_beyond(self, steps: int) -> bool:
+        return self._steps() > steps
+
+    @staticmethod
+    def _steps() -> int:
+        return max((rank["steps"] for rank in ask("top").get("ranks", [])), default=0)
 
     def survives_a_restart_of_journald(self) -> dict[str, Any]:
         pid, before = prop("MainPID"), len(entries(RELOADED))
