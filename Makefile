@@ -41,7 +41,7 @@ demo:
 
 # README's pictures, from a real run (root).
 pictures: setup-tests
-	@$(PYTHON) scripts/pictures.py
+	@$(include_libraries) $(PYTHON) scripts/pictures.py
 
 # PACKAGE_VERSION names a snapshot: make deb PACKAGE_VERSION=0.1.0+git20261130
 deb:
