@@ -45,7 +45,7 @@ LEGEND = (
     .display_mode(common.LegendDisplayMode.LIST)
     .placement(common.LegendPlacement.BOTTOM)
 )
-UNSHOWN = ("Time", "__name__", "instance", "evidence")
+UNSHOWN = ("Time", "__name__", "instance")
 WORKS = model.ValueMap(
     {
         "0": model.ValueMappingResult("does not work", "red", index=0),
@@ -61,7 +61,7 @@ class _Findings(model.AnnotationQuery):
         return {
             **super().to_json(),
             "titleFormat": "{{kind}}: rank {{rank}} of {{job}}",
-            "textFormat": "{{cause}} ({{where}}): {{evidence}}",
+            "textFormat": "{{cause}} ({{where}})",
             "tagKeys": "job,kind,where",
             "step": "30s",
         }
@@ -140,7 +140,7 @@ def columns(made: Any, shown: Sequence[Column]) -> None:
     titles = [column.title or column.label for column in shown]
     labels = [column.label for column in shown]
     options = {
-        "excludeByName": {name: True for name in UNSHOWN if name not in labels},
+        "excludeByName": dict.fromkeys(UNSHOWN, True),
         "indexByName": {label: place for place, label in enumerate(labels)},
         "renameByName": {column.label: column.title for column in shown if column.title},
     }

@@ -47,7 +47,7 @@ svg{display:block} text{fill:#a7a9b3;font-size:11.5px}
 .region{fill:#f2495c;fill-opacity:.09}.edge{stroke:#f2495c;stroke-dasharray:4 3}
 .legend{display:flex;flex-wrap:wrap;gap:0 14px;overflow:hidden;line-height:18px;font-size:11.5px}
 .legend i{display:inline-block;width:14px;height:4px;border-radius:2px;margin:0 6px 2px 0}
-.none{color:#8e8e9a;text-align:center}.big{text-align:center;font-size:44px;white-space:nowrap}
+.none{color:#8e8e9a;text-align:center}.big{text-align:center;white-space:nowrap}
 .scale{display:flex;gap:8px;align-items:center;font-size:11.5px;line-height:18px}
 .scale i{width:220px;height:9px}
 table{table-layout:fixed;width:100%;border-collapse:collapse}
@@ -138,7 +138,8 @@ def stat(panel: Panel, answers: Answers, frame: Frame) -> str:
         return none(frame)
     shown = formatted(values[0], panel["fieldConfig"]["defaults"]["unit"])
     colour = threshold(panel, values[0])
-    place = f"color:{colour};line-height:{frame.height - 20}px"
+    size = min(44, 1.7 * frame.width / len(shown))
+    place = f"color:{colour};font-size:{size:.0f}px;line-height:{frame.height - 20}px"
     return f'<div class="big" style="{place}">{html.escape(shown)}</div>'
 
 

@@ -46,10 +46,11 @@ _RANKS_HERE = '{instance=~"$node", job=~"$job", rank=~"$rank"}'
 
 
 def _cause(select: str) -> str:
-    """One series per finding with its cause, 1; nodes may word the evidence differently."""
+    """One series per finding with its cause, 1. Without the evidence, whose words may change from
+    window to window: each would be an annotation of its own."""
     causes = f"topk by (job, rank, kind) (1, stragd_finding_cause_confidence{select})"
-    labels = "(job, rank, kind, cause, where, evidence)"
-    join = "on (job, rank, kind) group_left (cause, where, evidence)"
+    labels = "(job, rank, kind, cause, where)"
+    join = "on (job, rank, kind) group_left (cause, where)"
     return f"{join} (max by {labels} ({causes}) >= bool 0)"
 
 

@@ -140,6 +140,7 @@ def main() -> int:
 
             key = wait_for(f"rank {SICK} and its cause", explained, LIMIT)
             time.sleep(AFTER_SECONDS)
+            wait_for("the finding, should the machine have been busy", explained, LIMIT)
             photograph_dashboard(server, key, begin)
             photograph_screen(screen(watcher, key), FOLDER / "top.png")
             with tempfile.TemporaryDirectory() as directory:

@@ -37,7 +37,7 @@ def answers(job: str = "llama", ranks: int = 12) -> Answers:
                 labels = dict.fromkeys(re.findall(r"{{(\w+)}}", target["legendFormat"]), "some")
                 if panel["type"] == "table":
                     labels |= dict.fromkeys(("host", "kind", "where", "cause", "Time"), "some")
-                labels |= {"job": job, "rank": str(rank), "evidence": job}
+                labels |= {"job": job, "rank": str(rank)}
                 values = [[at, f"{0.01 * rank:g}"] for at in range(START, END, STEP)]
                 series.append({"metric": labels, "value": values[-1], "values": values})
             if target.get("instant") and panel["type"] == "stat":
