@@ -140,7 +140,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         job("ddp.py", RANKS, *arguments(*slow)) as training,
         pytest.MonkeyPatch.context() as environment,
     ):
-        wait_for("the ranks to begin", lambda: len(training.pids()) == RANKS)
+        wait_for("the ranks to begin", lambda: len(training.pids()) == RANKS, LIMIT)
         for record in training.records():
             if record["event"] == "started":
                 driver.process(record["rank"], record["pid"])
