@@ -42,7 +42,7 @@ demo:
 
 # README's pictures, from a real run (root).
 pictures: setup-tests
-	@$(PYTHON) scripts/pictures.py
+	@$(include_libraries) $(PYTHON) scripts/pictures.py
 
 # PACKAGE_VERSION names a snapshot: make deb PACKAGE_VERSION=0.1.0+git20261130
 # PACKAGE_ARCH=arm64 on amd64, or the other way round, builds with a cross-compiler.

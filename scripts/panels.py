@@ -18,6 +18,14 @@ class Query(NamedTuple):
     legend: str = ""
 
 
+class Column(NamedTuple):
+    """A label of a table's rows, or "Value"; ``width`` is in pixels, 0 is what is left over."""
+
+    label: str
+    width: int = 0
+    title: str = ""
+
+
 class Panel(NamedTuple):
     """``unit`` is Grafana's id; ``span`` is in 24ths of the width."""
 
@@ -27,7 +35,8 @@ class Panel(NamedTuple):
     span: int
     description: str
     queries: tuple[Query, ...]
-    value: str = ""  # of a table: name of the column with the value
+    columns: tuple[Column, ...] = ()  # of a table, from the left
+    alarm: tuple[tuple[float, str], ...] = ()  # of a stat: from this value on, this colour
 
 
 _JOB = '{job=~"$job"}'
@@ -37,10 +46,11 @@ _RANKS_HERE = '{instance=~"$node", job=~"$job", rank=~"$rank"}'
 
 
 def _cause(select: str) -> str:
-    """One series per finding with its cause, 1; nodes may word the evidence differently."""
+    """One series per finding with its cause, 1. Without the evidence, whose words may change from
+    window to window: each would be an annotation of its own."""
     causes = f"topk by (job, rank, kind) (1, stragd_finding_cause_confidence{select})"
-    labels = "(job, rank, kind, cause, where, evidence)"
-    join = "on (job, rank, kind) group_left (cause, where, evidence)"
+    labels = "(job, rank, kind, cause, where)"
+    join = "on (job, rank, kind) group_left (cause, where)"
     return f"{join} (max by {labels} ({causes}) >= bool 0)"
 
 
@@ -76,24 +86,30 @@ FLEET = (
     ),
     Panel(
         "Confirmed findings", "stat", "short", 4, "Slow parts of jobs that are certain.",
-        (Query(f"count({_ANYWHERE}) or vector(0)"),),
+        (Query(f"count({_ANYWHERE}) or vector(0)"),), alarm=((1, "red"),),
     ),
     Panel(
         "GPU-hours lost", "stat", "suffix: GPU-h", 6,
         "In the time range: what confirmed findings cost, over all ranks of their jobs. A rank "
         "drives one GPU.",
         (Query("sum(increase(stragd_job_lost_rank_seconds_total[$__range])) / 3600"),),
+        alarm=((0.01, "orange"), (1, "red")),
     ),
     Panel(
         "GPUs lost now", "stat", "suffix: GPUs", 6,
         "As many GPUs would be free without the confirmed findings.",
         (Query("sum(rate(stragd_job_lost_rank_seconds_total[$__rate_interval]))"),),
+        alarm=((0.01, "orange"), (1, "red")),
     ),
     Panel(
         "Worst findings", "table", "percentunit", 16,
         "Confirmed findings with their cost, a share of every step on all ranks of the job. "
         "`where` says whose it is: machine, job or network.",
-        (Query(f"topk(20, {_WORST_WITH_HOST})"),), "cost",
+        (Query(f"topk(20, {_WORST_WITH_HOST})"),),
+        (
+            Column("Value", 80, "cost"), Column("job"), Column("rank", 60), Column("host", 110),
+            Column("kind", 110), Column("where", 90), Column("cause", 150),
+        ),
     ),
     Panel(
         "GPUs lost, by job", "lines", "suffix: GPUs", 8,
@@ -134,7 +150,7 @@ JOB = (
         (Query(f"max by (job, rank) (stragd_rank_wait_seconds{_RANK})", "{{job}} rank {{rank}}"),),
     ),
     Panel(
-        "Cost of open findings", "lines", "s", 12,
+        "Cost of open findings", "lines", "s", 8,
         "What every rank would gain per step without it; suspected ones too.",
         (Query(
             f"max by (job, rank, kind) (stragd_finding_cost_seconds{_JOB})",
@@ -142,12 +158,16 @@ JOB = (
         ),),
     ),
     Panel(
-        "Findings and their causes", "table", "percentunit", 12,
+        "Findings and their causes", "table", "percentunit", 16,
         "How sure the cause is. docs/causes.md says what to do.",
         (Query(
             "max by (job, rank, kind, where, cause, evidence) "
             f"(stragd_finding_cause_confidence{_JOB})"
-        ),), "confidence",
+        ),),
+        (
+            Column("Value", 95, "confidence"), Column("cause", 130), Column("job", 120),
+            Column("rank", 60), Column("kind", 90), Column("where", 80), Column("evidence"),
+        ),
     ),
 )  # fmt: skip
 
@@ -253,7 +273,7 @@ _OURS = "and on (instance) stragd_build_info"
 DAEMON = (
     Panel(
         "Parts that work", "state", "short", 12,
-        "1: works, 0: does not; stragctl doctor on the node says what is missing.",
+        "stragctl doctor on the node says what is missing where a part does not work.",
         (Query(f"min by (instance, collector) (stragd_up{_HERE})", "{{instance}} {{collector}}"),),
     ),
     Panel(
@@ -295,15 +315,16 @@ DAEMON = (
         (Query(f"stragd_telemetry_read_seconds{_HERE}", "{{instance}} {{collector}}"),),
     ),
     Panel(
-        "Messages between nodes", "lines", "short", 12,
-        "Per second, by what became of them; empty without an exchange.",
+        "Messages between nodes", "lines", "mps", 12,
+        "By what became of them; empty without an exchange.",
         (Query(
             f"sum by (what) (rate(stragd_exchange_total{_HERE}[$__rate_interval]))", "{{what}}"
         ),),
     ),
     Panel(
         "Versions", "table", "short", 12, "Nodes by version of stragd.",
-        (Query("count by (version) (stragd_build_info)"),), "nodes",
+        (Query("count by (version) (stragd_build_info)"),),
+        (Column("Value", 80, "nodes"), Column("version")),
     ),
 )  # fmt: skip
 

@@ -1,8 +1,9 @@
-"""A real Prometheus that scrapes once a second."""
+"""A real Prometheus that scrapes a stragd every second or few."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import urllib.error
@@ -16,17 +17,26 @@ from tests.harness import free_port, wait_for
 Series = list[dict[str, Any]]
 
 
-class Prometheus:
-    """Runs in ``directory`` until its context ends; ``target`` is host:port of one stragd."""
+def filled(expression: str, **values: str) -> str:
+    """A query of the dashboard with its variables: every job, rank and node unless said."""
+    known = {"job": ".*", "rank": ".*", "node": ".*", "__rate_interval": "30s", "__range": "10m"}
+    return re.sub(r"\$(\w+)", lambda found: (known | values)[found[1]], expression)
 
-    def __init__(self, directory: Path, target: str) -> None:
+
+class Prometheus:
+    """Runs in ``directory`` until its context ends; ``target`` is host:port of one stragd.
+
+    ``every`` is in seconds.
+    """
+
+    def __init__(self, directory: Path, target: str, every: int = 1) -> None:
         binary = shutil.which("prometheus")
         assert binary, "prometheus is not installed"
         self._log = directory / "prometheus.log"
         self._base = f"http://127.0.0.1:{free_port()}"
         configuration = directory / "prometheus.yml"
         configuration.write_text(
-            "global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
+            f"global: {{scrape_interval: {every}s, scrape_timeout: {every}s}}\n"
             "scrape_configs:\n"
             "- {job_name: stragd, honor_labels: true, static_configs: [{targets: ['"
             + target
@@ -67,6 +77,13 @@ class Prometheus:
             result: Series = self.api("query", query=expression)["result"]
         except OSError:
             return []
+        return result
+
+    def over_time(self, expression: str, start: float, end: float, step: float) -> Series:
+        """The series of a range query; times in seconds."""
+        result: Series = self.api("query_range", query=expression, start=start, end=end, step=step)[
+            "result"
+        ]
         return result
 
     def wait(self, expression: str, wanted: int) -> Series:

@@ -23,7 +23,7 @@ from tests.fakenvml import FakeNvml
 from tests.harness import ROOT, daemon, job, wait_for
 from tests.injections import LIMIT, RANKS, WATCH, arguments, blamed
 from tests.needs import lacking
-from tests.prometheus_server import Prometheus, Series
+from tests.prometheus_server import Prometheus, Series, filled
 
 FILE = ROOT / "grafana" / "stragd.json"
 DASHBOARD: dict[str, Any] = json.loads(FILE.read_text())
@@ -52,6 +52,7 @@ UNITS = {
     # Their rates: seconds per second are a share, rank-seconds per second are ranks.
     "process_cpu_seconds_total": "percentunit", "_lost_rank_seconds_total": "suffix: GPUs",
     "stragd_events_total": "eps", "stragd_events_lost_total": "eps",
+    "stragd_exchange_total": "mps",
 }  # fmt: skip
 EXPRESSIONS = {"GPU-hours lost": "suffix: GPU-h"}
 
@@ -121,28 +122,13 @@ def test_units_are_those_of_the_metrics() -> None:
             assert unit == EXPRESSIONS.get(panel["title"], wanted), (panel["title"], name)
 
 
-class Filled(Prometheus):
-    """Prometheus after a job with a fault."""
-
-    def filled(self, expression: str) -> str:
-        for name, value in (
-            ("$job", ".*"), ("$rank", ".*"), ("$node", ".*"),
-            ("$__rate_interval", "30s"), ("$__range", "10m"),
-        ):  # fmt: skip
-            expression = expression.replace(name, value)
-        assert "$" not in expression
-        return expression
-
-    def over_time(self, expression: str) -> Series:
-        now = time.time()
-        result: Series = self.api(
-            "query_range", query=self.filled(expression), start=now - 120, end=now, step=1
-        )["result"]
-        return result
+def over_time(prometheus: Prometheus, expression: str) -> Series:
+    now = time.time()
+    return prometheus.over_time(filled(expression), now - 120, now, 1)
 
 
 @pytest.fixture(scope="module")
-def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """One hot GPU, one slow rank, found and confirmed, and scraped for some seconds more."""
     if os.geteuid() != 0:
         lacking("the daemon attaches eBPF probes: run this as root")
@@ -154,7 +140,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
         job("ddp.py", RANKS, *arguments(*slow)) as training,
         pytest.MonkeyPatch.context() as environment,
     ):
-        wait_for("the ranks to begin", lambda: len(training.pids()) == RANKS)
+        wait_for("the ranks to begin", lambda: len(training.pids()) == RANKS, LIMIT)
         for record in training.records():
             if record["event"] == "started":
                 driver.process(record["rank"], record["pid"])
@@ -165,7 +151,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
             environment.setenv(name, value)
         with (
             daemon(WATCH) as watcher,
-            Filled(directory, f"127.0.0.1:{watcher.port}") as server,
+            Prometheus(directory, f"127.0.0.1:{watcher.port}") as server,
         ):
 
             def explained() -> bool:
@@ -180,15 +166,15 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
             yield server
 
 
-def problem(prometheus: Filled, panel: dict[str, Any], target: dict[str, Any]) -> str:
+def problem(prometheus: Prometheus, panel: dict[str, Any], target: dict[str, Any]) -> str:
     """What is wrong with a query's answer, "" where nothing is."""
     used = set(metrics_of(target["expr"]))
     try:
         if target.get("instant"):
-            series = prometheus.query(prometheus.filled(target["expr"]))
+            series = prometheus.query(filled(target["expr"]))
             values = [float(one["value"][1]) for one in series]
         else:
-            series = prometheus.over_time(target["expr"])
+            series = over_time(prometheus, target["expr"])
             values = [float(value) for one in series for _, value in one["values"]]
     except ValueError as error:
         return str(error)
@@ -207,7 +193,7 @@ def problem(prometheus: Filled, panel: dict[str, Any], target: dict[str, Any]) -
     return ""
 
 
-def test_no_query_is_wrong_and_no_panel_is_empty(prometheus: Filled) -> None:
+def test_no_query_is_wrong_and_no_panel_is_empty(prometheus: Prometheus) -> None:
     problems = [
         f"{panel['title']} {target['refId']}: {what}: {target['expr']}"
         for panel, target in TARGETS
@@ -216,9 +202,9 @@ def test_no_query_is_wrong_and_no_panel_is_empty(prometheus: Filled) -> None:
     assert not problems, "\n".join(problems)
 
 
-def test_the_slow_rank_is_what_the_panels_show(prometheus: Filled) -> None:
+def test_the_slow_rank_is_what_the_panels_show(prometheus: Prometheus) -> None:
     """The job goes on: a window in which the machine disturbed another rank passes."""
-    queries = {p["title"]: prometheus.filled(p["targets"][0]["expr"]) for p in PANELS}
+    queries = {p["title"]: filled(p["targets"][0]["expr"]) for p in PANELS}
 
     def values(title: str) -> dict[str, float]:
         found = prometheus.query(queries[title])
@@ -241,17 +227,17 @@ def test_the_slow_rank_is_what_the_panels_show(prometheus: Filled) -> None:
     wait_for("the shortest wait", lambda: extreme("Wait of a rank", min))
 
 
-def test_variables_and_annotation(prometheus: Filled) -> None:
+def test_variables_and_annotation(prometheus: Prometheus) -> None:
     for variable in DASHBOARD["templating"]["list"]:
         if variable["type"] != "query":
             continue
         selector, label = re.fullmatch(
             r"label_values\((.+), (\w+)\)", variable["query"]["query"]
         ).groups()  # type: ignore[union-attr]
-        match = prometheus.filled(selector)
+        match = filled(selector)
         assert prometheus.api(f"label/{label}/values", **{"match[]": match}), variable["name"]
     (annotation,) = DASHBOARD["annotations"]["list"]
-    found = prometheus.over_time(annotation["expr"])
+    found = over_time(prometheus, annotation["expr"])
     assert "2" in {one["metric"]["rank"] for one in found}
     formats = annotation["titleFormat"] + annotation["textFormat"]
     for label in re.findall(r"{{(\w+)}}", formats):
