@@ -1,7 +1,8 @@
 """One job over a real nats-server while something breaks: what every node says of it.
 
 Four nodes of two ranks in this process, each with its own connection through a link that can be
-cut; the job's windows are simulated and half a second long. The scorer is handed 30 windows of the
+cut; the server is in a network namespace of its own, behind a cable that can lose packets. The
+job's windows are simulated and half a second long. The scorer is handed 30 windows of the
 healthy job, then rank 5 becomes slow.
 """
 
@@ -30,6 +31,8 @@ from tests.exchange_jobs import Member
 from tests.harness import wait_for
 from tests.link import Link
 from tests.nats_server import Server
+from tests.network import inside
+from tests.nodes import HUB, NATS_PORT, Net
 
 NODES, EACH, SLOW = 4, 2, 5
 LEARNT, SLOW_FROM = 30, 34
@@ -37,6 +40,8 @@ WINDOW, LEASE, DEADLINE = 0.5, 1.0, 0.3
 BROKEN_WINDOWS = 5
 LIMIT_SECONDS = 120.0
 DISK_BYTES = 4 << 20
+LOST, LOSSY_WINDOWS = 0.3, 20
+RANDOM = 0xFFFFF038  # SKF_AD_OFF + SKF_AD_RANDOM: a load from there is a random number
 
 
 @dataclass
@@ -96,11 +101,36 @@ class Disturbed(Nats):
             super().publish(*message)
 
 
+@dataclass
+class Place:
+    """A server, and the namespace of those who use it."""
+
+    server: Server
+    namespace: str
+
+    def lose(self, share: float) -> None:
+        """Lose this share of the packets on the cable, in both directions, from now on."""
+        # Classic BPF: a random number beyond the share is passed (0), another shot (2).
+        least = round(share * 2**32)
+        program = f"4,32 0 0 {RANDOM},53 1 0 {least},6 0 0 2,6 0 0 0"
+        self._tc("qdisc", "add", "dev", "eth0", "clsact")
+        for side in ("ingress", "egress"):
+            self._tc("filter", "add", "dev", "eth0", side, "bpf", "da", "bytecode", program)
+
+    def lose_nothing(self) -> None:
+        """As before."""
+        self._tc("qdisc", "delete", "dev", "eth0", "clsact")
+
+    def _tc(self, *arguments: str) -> None:
+        subprocess.run(["tc", "-n", self.namespace, *arguments], check=True)
+
+
 class Scene:
     """The job and its nodes."""
 
-    def __init__(self, server: Server, name: str, seed: int) -> None:
-        self.server, self.name, self.draw = server, name, random.Random(seed)
+    def __init__(self, place: Place, name: str, seed: int) -> None:
+        self.place, self.server = place, place.server
+        self.name, self.draw = name, random.Random(seed)
         slow = Fault((SLOW,), 0.3, SLOW_FROM)
         scenario = Scenario(NODES * EACH, windows=1000, faults=(slow,), seed=seed)
         self._windows = simulate(scenario)
@@ -134,7 +164,8 @@ class Scene:
         )
 
     def _node(self, number: int) -> Node:
-        link = Link(int(self.server.address.rpartition(":")[2]))
+        host, _, port = self.server.address.rpartition(":")
+        link = Link(int(port), host)
         name, said = f"node{number}", list[str]()
         transport = Disturbed(self._settings(name, f"127.0.0.1:{link.port}"), name)
         sender = Sender(name, f"{name}.example", number + 1)
@@ -266,6 +297,27 @@ def slow_consumer(scene: Scene) -> Iterator[None]:
     flood.close()
 
 
+def lose_packets(scene: Scene) -> Iterator[None]:
+    """For four times as long as the others last: TCP waits a second and more to send again."""
+    scene.place.lose(LOST)
+    before = retransmitted()
+    for _ in range(LOSSY_WINDOWS - BROKEN_WINDOWS):
+        scene.window()
+    yield
+    scene.struck = retransmitted() > before
+    scene.place.lose_nothing()
+
+
+def retransmitted() -> int:
+    """TCP segments that this thread's network namespace has sent again."""
+    names, values = (
+        line.split()
+        for line in Path("/proc/thread-self/net/snmp").read_text().splitlines()
+        if line.startswith("Tcp:")
+    )
+    return int(values[names.index("RetransSegs")])
+
+
 def step_clock(scene: Scene) -> Iterator[None]:
     node = scene.draw.choice(scene.nodes)
     node.member.clock_error_ns = scene.draw.choice((-1, 1)) * 3600 * 10**9
@@ -290,6 +342,7 @@ FAULTS: dict[str, Callable[[Scene], Iterator[None]]] = {
     "scorer killed in mid-window": kill_scorer,
     "nats-server killed and restarted": restart_server,
     "a node cut off": partition_node,
+    "30 % of packets lost": lose_packets,
     "messages doubled and reordered": duplicate_and_reorder,
     "the scorer a slow consumer": slow_consumer,
     "a clock an hour off": step_clock,
@@ -316,9 +369,9 @@ class Outcome:
         return self.struck and not bad and self.ids == 1
 
 
-def play(server: Server, name: str, fault: str, seed: int) -> Outcome:
+def play(place: Place, name: str, fault: str, seed: int) -> Outcome:
     """One run; the fault begins before or after the slow rank is known, by the seed."""
-    scene = Scene(server, name, seed)
+    scene = Scene(place, name, seed)
     try:
         begin = scene.draw.randint(SLOW_FROM - 2, SLOW_FROM + 6)
         while scene.number < begin:
@@ -371,18 +424,20 @@ def _outcome(scene: Scene, told: set[tuple[str, int | None]], late: int) -> Outc
 
 
 @contextlib.contextmanager
-def small_server() -> Iterator[Server]:
+def small_server() -> Iterator[Place]:
     """A nats-server that cuts off who does not read, on a disk of its own that is soon full."""
-    with tempfile.TemporaryDirectory(prefix="stragd-faults-") as text:
+    with tempfile.TemporaryDirectory(prefix="stragd-faults-") as text, Net(1) as net:
         store = Path(text) / "jetstream"
         store.mkdir()
         mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "stragd", str(store)]
         subprocess.run(mount, check=True)
         limits = 'max_pending: 1MB\nwrite_deadline: "1s"\nmax_payload: 1MB\n'
-        server = Server(Path(text), limits)
+        wrapper = ("ip", "netns", "exec", net.hub)
+        server = Server(Path(text), limits, f"{HUB}:{NATS_PORT}", wrapper)
         try:
             server.start()
-            yield server
+            with inside(net.nodes[0].namespace):
+                yield Place(server, net.nodes[0].namespace)
         finally:
             server.stop(signal.SIGKILL)
             subprocess.run(["umount", str(store)], check=True)

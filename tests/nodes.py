@@ -40,10 +40,13 @@ class Node:
         self.name = f"node{number}"
         self.address = f"10.77.0.{11 + number}"
         self.link = f"{prefix}v{number}"  # its end on the bridge
+        self.prepare = ":"
+        """A shell command that runs in the mount namespace of each program before it."""
 
     def command(self, *arguments: str | Path) -> list[str]:
         """A command line that runs in the namespace, under its own host name."""
-        inside = ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', self.name]
+        script = f'hostname "$0" && {self.prepare} && exec "$@"'
+        inside = ["unshare", "--uts", "sh", "-c", script, self.name]
         return ["ip", "netns", "exec", self.namespace, *inside, *map(str, arguments)]
 
 
@@ -157,9 +160,16 @@ def spanning_job(
 
 @contextlib.contextmanager
 def cluster(
-    count: int, kind: str, config: str = "", lease_seconds: float = 2.0
+    count: int,
+    kind: str,
+    config: str = "",
+    lease_seconds: float = 2.0,
+    prepare: Sequence[str] = (),
 ) -> Iterator[tuple[Net, list[NodeDaemon]]]:
-    """So many nodes with a daemon each, and a nats-server where the exchange is one over it."""
+    """So many nodes with a daemon each, and a nats-server where the exchange is one over it.
+
+    ``prepare``: ``Node.prepare`` of the first nodes.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="stragd-cluster-") as text,
         Net(count) as net,
@@ -173,6 +183,8 @@ def cluster(
             server.start()
         exchange = f'[exchange]\nkind = "{kind}"\nservers = "nats://{HUB}:{NATS_PORT}"\n'
         exchange += f"lease_seconds = {lease_seconds}\nretry_seconds = 0.5\n"
+        for node, command in zip(net.nodes, prepare, strict=False):
+            node.prepare = command
         daemons = []
         for node in net.nodes:
             own = directory / node.name

@@ -83,6 +83,7 @@ class JobScore:
     def _score(self, cell: Cell) -> Verdict:
         rows = np.concatenate(list(cell.parts.values()))
         rows = rows[np.argsort(rows["rank"], kind="stable")]
+        _share_transfers(rows)
         self._world = Counter(rows["world_size"].tolist()).most_common(1)[0][0]
         update = self._scorer.update(rows)
         self.counters["refused_rows"] += update["refused_rows"]
@@ -199,3 +200,16 @@ class JobScore:
             raise ValueError(f"{type(error).__name__}: {error}") from None
         self._alignment, self._claims, self._hosts = alignment, claims, hosts
         self._classes, self._name, self._launcher, self._world = classes, name, launcher, world
+
+
+def _share_transfers(rows: NDArray[np.void]) -> None:
+    """Take the least transfer time that any node has found for a signature, in place.
+
+    What a node finds among its own ranks is a bound from above: where all of them wait for a slow
+    rank elsewhere, their wait is in it.
+    """
+    known = rows["comm"] > 0
+    _, group = np.unique(rows["signature"], return_inverse=True)
+    least = np.full(len(rows), np.inf)
+    np.minimum.at(least, group[known], rows["comm"][known])
+    rows["comm"][known] = least[group][known]
