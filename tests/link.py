@@ -8,7 +8,7 @@ import threading
 
 
 class Link:
-    """Forwards to ``port`` of ``host``; while it is cut, bytes wait on both sides and nobody is told."""
+    """Forwards to a port of ``host``; while it is cut, bytes wait on both sides, nobody is told."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self._to = (host, port)
