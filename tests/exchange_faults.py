@@ -33,6 +33,7 @@ from tests.link import Link
 from tests.nats_server import Server
 from tests.network import inside
 from tests.nodes import HUB, NATS_PORT, Net
+from tests.nodes import Node as NetworkNode
 
 NODES, EACH, SLOW = 4, 2, 5
 LEARNT, SLOW_FROM = 30, 34
@@ -41,7 +42,6 @@ BROKEN_WINDOWS = 5
 LIMIT_SECONDS = 120.0
 DISK_BYTES = 4 << 20
 LOST, LOSSY_WINDOWS = 0.3, 20
-RANDOM = 0xFFFFF038  # SKF_AD_OFF + SKF_AD_RANDOM: a load from there is a random number
 
 
 @dataclass
@@ -103,26 +103,10 @@ class Disturbed(Nats):
 
 @dataclass
 class Place:
-    """A server, and the namespace of those who use it."""
+    """A server, and the node on whose network those are who use it."""
 
     server: Server
-    namespace: str
-
-    def lose(self, share: float) -> None:
-        """Lose this share of the packets on the cable, in both directions, from now on."""
-        # Classic BPF: a random number beyond the share is passed (0), another shot (2).
-        least = round(share * 2**32)
-        program = f"4,32 0 0 {RANDOM},53 1 0 {least},6 0 0 2,6 0 0 0"
-        self._tc("qdisc", "add", "dev", "eth0", "clsact")
-        for side in ("ingress", "egress"):
-            self._tc("filter", "add", "dev", "eth0", side, "bpf", "da", "bytecode", program)
-
-    def lose_nothing(self) -> None:
-        """As before."""
-        self._tc("qdisc", "delete", "dev", "eth0", "clsact")
-
-    def _tc(self, *arguments: str) -> None:
-        subprocess.run(["tc", "-n", self.namespace, *arguments], check=True)
+    node: NetworkNode
 
 
 class Scene:
@@ -186,7 +170,7 @@ class Scene:
                     before.join(self.job)
                     before.contend(self.job)
                 elif event.kind == "held":
-                    before.keep(self.job, state)
+                    before.keep(self.job, state, 1)
             return before.counters().get("kept", 0) > 0
 
         wait_for("the scores of before to be kept", kept)
@@ -299,13 +283,13 @@ def slow_consumer(scene: Scene) -> Iterator[None]:
 
 def lose_packets(scene: Scene) -> Iterator[None]:
     """For four times as long as the others last: TCP waits a second and more to send again."""
-    scene.place.lose(LOST)
+    scene.place.node.lose(LOST)
     before = retransmitted()
     for _ in range(LOSSY_WINDOWS - BROKEN_WINDOWS):
         scene.window()
     yield
     scene.struck = retransmitted() > before
-    scene.place.lose_nothing()
+    scene.place.node.lose_nothing()
 
 
 def retransmitted() -> int:
@@ -437,7 +421,7 @@ def small_server() -> Iterator[Place]:
         try:
             server.start()
             with inside(net.nodes[0].namespace):
-                yield Place(server, net.nodes[0].namespace)
+                yield Place(server, net.nodes[0])
         finally:
             server.stop(signal.SIGKILL)
             subprocess.run(["umount", str(store)], check=True)

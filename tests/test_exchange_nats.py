@@ -86,7 +86,7 @@ def test_one_holds_the_role_and_the_next_one_gets_what_it_kept(server: Server) -
         assert (window.node, window.data, window.job) == ("b", b"window", JOB)
         a.announce(JOB, held.epoch, hello(JOB, held.epoch, "a"))
         assert events(b, "verdict").node == "a"
-        a.keep(JOB, b"scores" * 100_000)
+        a.keep(JOB, b"scores" * 100_000, 1)
         wait_for("the state to be kept", lambda: a.counters().get("kept"))
         end = time.monotonic() + 1.5 * LEASE  # it is renewed meanwhile
         while time.monotonic() < end:

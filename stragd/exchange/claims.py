@@ -35,6 +35,10 @@ class Claims:
         """Who hosts a rank, "" where nobody does."""
         return self._holders.get(rank, ("", 0))[0]
 
+    def hosted(self, world: int) -> int:
+        """How many of a job's ranks any node has ever spoken for."""
+        return sum(rank < world for rank in self._holders)
+
     def save(self) -> dict[str, list[int]]:
         """Ranks and their last windows by node."""
         saved: dict[str, list[int]] = {}

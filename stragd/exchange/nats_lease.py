@@ -148,11 +148,11 @@ class Roles:
         if self._bucket is not None and await self._still(self._bucket, job, role):
             await self._bucket.delete(f"{job:016x}", last=role.revision)
 
-    async def keep(self, job: int, state: bytes) -> None:
+    async def keep(self, job: int, state: bytes, number: int) -> None:
         """State for whoever comes next; the last one counts."""
         role = self._held.get(job)
         if role is not None:
-            role.state = state
+            role.put_state(number, state)
 
     async def _hold(self, bucket: KeyValue, states: ObjectStore, job: int, role: _Held) -> None:
         async def renew() -> bool:
@@ -199,7 +199,9 @@ class Roles:
             return b""
 
     async def _store(self, states: ObjectStore, job: int, role: _Held) -> None:
-        state = role.take_state()
-        if state is not None:
+        taken = role.take_state()
+        if taken is not None:
+            number, state = taken
             await states.put(f"{job:016x}", state)
             self._transport._counters["kept"] += 1
+            self._tell(Event("kept", job, self._node, epoch=role.epoch, number=number))
