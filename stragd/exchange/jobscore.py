@@ -49,10 +49,10 @@ class JobScore:
         if node not in self._hosts and len(self._hosts) >= MAX_NODES:
             self.counters["too_many_nodes"] += 1
             return
-        allowed = self._claims.take(node, rows["rank"], self._alignment.newest + 1)
-        if not allowed.all():
-            self.counters["foreign_ranks"] += int((~allowed).sum())
-            rows = rows[allowed]
+        refused = self._claims.take(node, rows["rank"], self._alignment.newest + 1)
+        if refused:
+            self.counters["foreign_ranks"] += len(refused)
+            rows = np.delete(rows, refused)
         if not len(rows):
             return
         cell, why = self._alignment.place(

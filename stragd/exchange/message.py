@@ -11,6 +11,7 @@ import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -41,6 +42,7 @@ ROW = np.dtype(
     }
 )
 _HEAD = struct.Struct("<8sHHII")
+_clean = lru_cache(256)(clean)  # for what all nodes of a job say alike
 _NODE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -221,7 +223,7 @@ def _open_windows(data: bytes) -> tuple[_Header, bytes]:
         classes = header["classes"]
         names = {int(number): clean(text) for number, text in classes.items()}
         causes = {int(rank): _cause(cause) for rank, cause in header.get("causes", {}).items()}
-        name, launcher = clean(header["name"]), clean(header["launcher"], 20)
+        name, launcher = _clean(header["name"]), _clean(header["launcher"], 20)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise MessageError("malformed", f"its header: {type(error).__name__} {error}") from None
     if not is_node(sender.node) or not 0 < job < 1 << 64 or len(names) > MAX_CLASSES:
