@@ -1,11 +1,13 @@
 """A cluster's messages through a real nats-server into one scorer.
 
 Method: a nats-server on loopback, one process that publishes what the daemons of all nodes would
-(messages of 8 ranks, all of a window in one burst, since a synchronous job's windows end together),
-and one that is the node of rank 0 and holds the scorer role: transport, checks, alignment, scoring
-and verdict are the daemon's own code. CPU and memory are the scorer process's, without the
-publisher and the server. The latency is from the last publish of a window to its verdict as it came
-back over NATS; the first window is left out. STRAGD_BENCH_SECONDS shortens the two minutes.
+(messages of 8 ranks, all of a job's window in one burst, since a synchronous job's windows end
+together; the windows of many jobs end one job after the other), and one that is the node of rank 0
+of every job and holds all scorer roles: transport, checks, alignment, scoring and verdict are the
+daemon's own code. CPU and memory are the scorer process's, without the publisher and the server.
+The latency is from the last publish of a window to its verdict as it came back over NATS; first
+windows are left out. Headroom is how many times as many messages a whole core would take.
+STRAGD_BENCH_SECONDS shortens the two minutes.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import nats
@@ -31,57 +35,101 @@ from tests.nats_server import Server
 
 EACH = 8
 WINDOW_SECONDS = 5.0
+AT_ONCE = 50
+"""Jobs that begin together."""
 SECONDS = float(os.environ.get("STRAGD_BENCH_SECONDS", "120"))
 
 
-def rows_of(window: np.ndarray, number: int) -> np.ndarray:
-    """One of the drawn windows under another number."""
-    rows = window.copy()
-    rows["window"], rows["first_step"] = number, 100 * number
-    rows["last_step"] = 100 * number + 99
-    return rows
+@dataclass(frozen=True)
+class Load:
+    """What comes: so many windows of so many jobs on so many nodes each."""
+
+    jobs: int
+    nodes: int
+    windows: int
+
+    def schedule(self) -> Iterator[tuple[float, int, int]]:
+        """When each window ends (s from the begin), its number and job, in order."""
+        for number in range(self.windows):
+            for job in range(self.jobs):
+                yield (number + job / self.jobs) * WINDOW_SECONDS, number, job
 
 
-async def publish(server: str, nodes: int, windows: int) -> None:
+class Drawn:
+    """Windows of a job, to be had under any number and for any job."""
+
+    def __init__(self, nodes: int) -> None:
+        self._windows = list(simulate(Scenario(nodes * EACH, windows=8, tenths=False)))
+        self._first = int(self._windows[0]["job"][0])
+
+    def job(self, job: int) -> int:
+        """Its key."""
+        return self._first ^ job
+
+    def rows(self, number: int, job: int, ranks: int | None = None) -> np.ndarray:
+        """One window, or that of the first ranks."""
+        rows = self._windows[number % len(self._windows)][:ranks].copy()
+        rows["window"], rows["first_step"], rows["job"] = number, 100 * number, self.job(job)
+        rows["last_step"] = 100 * number + 99
+        rows["end_ns"], rows["start_ns"] = 10**15, 10**15 - int(WINDOW_SECONDS * 1e9)
+        return rows
+
+
+async def publish(server: str, load: Load, sent: Path) -> None:
     """What all nodes but the first would send; one line for each window: when its last one left."""
-    drawn = list(simulate(Scenario(nodes * EACH, windows=8, tenths=False)))
+    drawn = Drawn(load.nodes)
     client = await nats.connect(server, pending_size=64 << 20)
-    job = int(drawn[0]["job"][0])
     print("ready", flush=True)
     sys.stdin.readline()
     begin = time.monotonic()
-    for number in range(windows):
-        rows = rows_of(drawn[number % len(drawn)], number)
-        end = begin + number * WINDOW_SECONDS
-        rows["end_ns"], rows["start_ns"] = 10**15, 10**15 - int(WINDOW_SECONDS * 1e9)
-        await asyncio.sleep(max(0.0, end - time.monotonic()))
-        for node in range(1, nodes):
-            name = f"node{node}"
-            data = encode_windows(
-                Sender(name, name, node),
-                rows[node * EACH : (node + 1) * EACH],
-                "bench",
-                "torchrun",
-                {},
-                {},
-                time.monotonic() - end,
-            )
-            await client.publish(f"stragd.default.windows.{job:016x}.{name}", data)
-            if node % 64 == 0:
-                await asyncio.sleep(0)
-        await client.flush(30)
-        print(json.dumps([number, len(data), time.monotonic()]), flush=True)
+    with sent.open("w") as file:
+        for after, number, job in load.schedule():
+            rows, key = drawn.rows(number, job), drawn.job(job)
+            await asyncio.sleep(max(0.0, begin + after - time.monotonic()))
+            for node in range(1, load.nodes):
+                name = f"node{node}"
+                data = encode_windows(
+                    Sender(name, name, node),
+                    rows[node * EACH : (node + 1) * EACH],
+                    "bench",
+                    "torchrun",
+                    {},
+                    {},
+                    time.monotonic() - begin - after,
+                )
+                await client.publish(f"stragd.default.windows.{key:016x}.{name}", data)
+                if node % 64 == 0:
+                    await asyncio.sleep(0)
+            await client.flush(30)
+            file.write(json.dumps([number, key, len(data), time.monotonic()]) + "\n")
     await client.close()
 
 
-def score(nodes: int, windows: int, server: Server) -> None:
-    """Hold the role for a job of so many nodes; prints a row of the table."""
-    drawn = list(simulate(Scenario(nodes * EACH, windows=8, tenths=False)))
-    job, said = int(drawn[0]["job"][0]), list[str]()
+def score(load: Load, server: Server, directory: Path) -> None:
+    """Hold the roles of all jobs; prints a row of the table."""
+    drawn, said, file = Drawn(load.nodes), list[str](), directory / "sent"
     transport = Nats(server.settings(node="node0", lease_seconds=10.0), "node0")
     cluster = Cluster(transport, Sender("node0", "node0", 1), {}, 2.0, 10.0, said.append)
     cluster.start()
-    command = [sys.executable, "-m", "bench.exchange", server.address, str(nodes), str(windows)]
+    verdicts: dict[tuple[int, int], tuple[float, int]] = {}
+    ticked = 0.0
+
+    def offer(number: int, job: int) -> None:
+        own = drawn.rows(number, job, EACH)
+        cluster.offer(own, "bench", "torchrun", {}, {}, time.monotonic(), 10**15)
+
+    def turn() -> None:
+        nonlocal ticked
+        now = time.monotonic()
+        for verdict in cluster.turn(now):
+            verdicts[verdict.window, verdict.job] = (time.monotonic(), verdict.ranks)
+        if now - ticked >= 1.0:
+            ticked = now
+            cluster.tick(now)
+        time.sleep(0.05)
+
+    command = [sys.executable, "-m", "bench.exchange", server.address, str(file)]
+    command += map(str, (load.jobs, load.nodes, load.windows))
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as all_:
@@ -90,44 +138,37 @@ def score(nodes: int, windows: int, server: Server) -> None:
         all_.stdout.readline()
         while cluster.problem():
             time.sleep(0.1)
-        first = rows_of(drawn[0], 0)[:EACH]
-        first["end_ns"], first["start_ns"] = 10**15, 10**15 - int(WINDOW_SECONDS * 1e9)
-        verdicts: dict[int, tuple[float, int]] = {}
-        # The role first: rank 0 asks as soon as it has a window.
-        cluster.offer(first, "bench", "torchrun", {}, {}, time.monotonic(), 10**15)
-        while job not in cluster.held():
-            cluster.turn(time.monotonic())
-            cluster.tick(time.monotonic())
-            time.sleep(0.05)
+        for job in range(load.jobs):  # rank 0 asks for the role as soon as it has a window
+            offer(0, job)
+            while len(cluster.held()) < job - AT_ONCE:
+                turn()
+        while len(cluster.held()) < load.jobs:
+            turn()
         all_.stdin.write("\n")
         all_.stdin.flush()
         begin, cpu = time.monotonic(), time.process_time()
-        offered, ticked = 1, 0.0
-        while len(verdicts) < windows and time.monotonic() < begin + windows * WINDOW_SECONDS + 30:
-            now = time.monotonic()
-            if offered < windows and now >= begin + offered * WINDOW_SECONDS:
-                own = rows_of(drawn[offered % len(drawn)], offered)[:EACH]
-                own["end_ns"], own["start_ns"] = 10**15, 10**15 - int(WINDOW_SECONDS * 1e9)
-                cluster.offer(own, "bench", "torchrun", {}, {}, now, 10**15)
-                offered += 1
-            for verdict in cluster.turn(now):
-                verdicts[verdict.window] = (time.monotonic(), verdict.ranks)
-            if now - ticked >= 1.0:
-                ticked = now
-                cluster.tick(now)
-            time.sleep(0.05)
+        due = [one for one in load.schedule() if one[1] > 0]
+        last = begin + load.windows * WINDOW_SECONDS + 30
+        while len(verdicts) < load.jobs * load.windows and time.monotonic() < last:
+            while due and time.monotonic() >= begin + due[0][0]:
+                offer(*due.pop(0)[1:])
+            turn()
         cpu, wall = time.process_time() - cpu, time.monotonic() - begin
-        sent = [json.loads(line) for line in all_.stdout]
-    late = sorted(verdicts[number][0] - at for number, _, at in sent[1:] if number in verdicts)
-    whole = sum(ranks == nodes * EACH for _, ranks in verdicts.values())
-    each = sent[-1][1]
-    rate = (nodes - 1) * len(sent) / wall
+    sent = [json.loads(line) for line in file.read_text().splitlines()]
+    late = sorted(
+        verdicts[number, key][0] - at
+        for number, key, _, at in sent
+        if number > 0 and (number, key) in verdicts
+    )
+    whole = sum(ranks == load.nodes * EACH for _, ranks in verdicts.values())
+    rate = (load.nodes - 1) * len(sent) / wall
     worst = late[min(len(late) - 1, int(len(late) * 0.99))]
     print(
-        f"| {nodes * EACH:,} ranks on {nodes:,} nodes "
-        f"| {rate:,.0f}/s, {rate * each / 1e6:.2f} MB/s | {100 * cpu / wall:.0f} % "
-        f"| {rss_bytes() >> 20} MiB | {late[len(late) // 2]:.2f} s, {worst:.2f} s "
-        f"| {whole} of {windows} |"
+        f"| {load.jobs:,} of {load.nodes * EACH:,} ranks on {load.nodes:,} nodes "
+        f"| {rate:,.0f}/s, {rate * sent[-1][2] / 1e6:.2f} MB/s "
+        f"| {100 * cpu / wall:.0f} %, {wall / cpu:.1f} | {rss_bytes() >> 20} MiB "
+        f"| {late[len(late) // 2]:.2f} s, {worst:.2f} s "
+        f"| {whole:,} of {load.jobs * load.windows:,} |"
     )
     refused = {k: n for k, n in cluster.counters().items() if n and k.startswith(("ref", "drop"))}
     print(f"\nRefused or dropped: {refused or 'nothing'}. {' '.join(said)}\n", flush=True)
@@ -136,20 +177,21 @@ def score(nodes: int, windows: int, server: Server) -> None:
 
 def main() -> None:
     windows = max(3, int(SECONDS / WINDOW_SECONDS))
+    print(f"load average {os.getloadavg()[0]:.1f}\n")
     print(
-        "| job | messages | CPU of the scorer | its memory | last publish to verdict, median and "
-        "p99 | windows with all ranks |\n|---|---|---|---|---|---|"
+        "| jobs | messages | CPU of the scorer, headroom | its memory | last publish to verdict, "
+        "median and p99 | windows with all ranks |\n|---|---|---|---|---|---|"
     )
-    for nodes in (128, 12_500):
-        with tempfile.TemporaryDirectory(prefix="stragd-bench-") as directory:
-            server = Server(Path(directory))
+    for jobs, nodes in ((1, 128), (1000, 8), (1, 12_500)):
+        with tempfile.TemporaryDirectory(prefix="stragd-bench-") as text:
+            server = Server(Path(text))
             server.start()
             try:
-                score(nodes, windows, server)
+                score(Load(jobs, nodes, windows), server, Path(text))
             finally:
                 server.stop()
 
 
 if __name__ == "__main__":
-    address, nodes, windows = sys.argv[1:]
-    asyncio.run(publish(f"nats://{address}", int(nodes), int(windows)))
+    address, sent_file, *numbers = sys.argv[1:]
+    asyncio.run(publish(f"nats://{address}", Load(*map(int, numbers)), Path(sent_file)))

@@ -33,8 +33,8 @@ def main(repeats: int = 20, only: str = "") -> None:
         outcomes = []
         for repeat in range(repeats):
             own = seed + 1000 * number + repeat
-            with small_server() as server:
-                outcome = play(server, f"run{repeat}", fault, own)
+            with small_server() as place:
+                outcome = play(place, f"run{repeat}", fault, own)
             outcomes.append(outcome)
             if not outcome.good():
                 print(f"seed {own}, {fault}: {outcome}", file=sys.stderr, flush=True)

@@ -1,7 +1,8 @@
 """One job over a real nats-server while something breaks: what every node says of it.
 
 Four nodes of two ranks in this process, each with its own connection through a link that can be
-cut; the job's windows are simulated and half a second long. The scorer is handed 30 windows of the
+cut; the server is in a network namespace of its own, behind a cable that can lose packets. The
+job's windows are simulated and half a second long. The scorer is handed 30 windows of the
 healthy job, then rank 5 becomes slow.
 """
 
@@ -30,6 +31,9 @@ from tests.exchange_jobs import Member
 from tests.harness import wait_for
 from tests.link import Link
 from tests.nats_server import Server
+from tests.network import inside
+from tests.nodes import HUB, NATS_PORT, Net
+from tests.nodes import Node as NetworkNode
 
 NODES, EACH, SLOW = 4, 2, 5
 LEARNT, SLOW_FROM = 30, 34
@@ -37,6 +41,7 @@ WINDOW, LEASE, DEADLINE = 0.5, 1.0, 0.3
 BROKEN_WINDOWS = 5
 LIMIT_SECONDS = 120.0
 DISK_BYTES = 4 << 20
+LOST, LOSSY_WINDOWS = 0.3, 20
 
 
 @dataclass
@@ -96,11 +101,20 @@ class Disturbed(Nats):
             super().publish(*message)
 
 
+@dataclass
+class Place:
+    """A server, and the node on whose network those are who use it."""
+
+    server: Server
+    node: NetworkNode
+
+
 class Scene:
     """The job and its nodes."""
 
-    def __init__(self, server: Server, name: str, seed: int) -> None:
-        self.server, self.name, self.draw = server, name, random.Random(seed)
+    def __init__(self, place: Place, name: str, seed: int) -> None:
+        self.place, self.server = place, place.server
+        self.name, self.draw = name, random.Random(seed)
         slow = Fault((SLOW,), 0.3, SLOW_FROM)
         scenario = Scenario(NODES * EACH, windows=1000, faults=(slow,), seed=seed)
         self._windows = simulate(scenario)
@@ -134,7 +148,8 @@ class Scene:
         )
 
     def _node(self, number: int) -> Node:
-        link = Link(int(self.server.address.rpartition(":")[2]))
+        host, _, port = self.server.address.rpartition(":")
+        link = Link(int(port), host)
         name, said = f"node{number}", list[str]()
         transport = Disturbed(self._settings(name, f"127.0.0.1:{link.port}"), name)
         sender = Sender(name, f"{name}.example", number + 1)
@@ -155,7 +170,7 @@ class Scene:
                     before.join(self.job)
                     before.contend(self.job)
                 elif event.kind == "held":
-                    before.keep(self.job, state)
+                    before.keep(self.job, state, 1)
             return before.counters().get("kept", 0) > 0
 
         wait_for("the scores of before to be kept", kept)
@@ -266,6 +281,27 @@ def slow_consumer(scene: Scene) -> Iterator[None]:
     flood.close()
 
 
+def lose_packets(scene: Scene) -> Iterator[None]:
+    """For four times as long as the others last: TCP waits a second and more to send again."""
+    scene.place.node.lose(LOST)
+    before = retransmitted()
+    for _ in range(LOSSY_WINDOWS - BROKEN_WINDOWS):
+        scene.window()
+    yield
+    scene.struck = retransmitted() > before
+    scene.place.node.lose_nothing()
+
+
+def retransmitted() -> int:
+    """TCP segments that this thread's network namespace has sent again."""
+    names, values = (
+        line.split()
+        for line in Path("/proc/thread-self/net/snmp").read_text().splitlines()
+        if line.startswith("Tcp:")
+    )
+    return int(values[names.index("RetransSegs")])
+
+
 def step_clock(scene: Scene) -> Iterator[None]:
     node = scene.draw.choice(scene.nodes)
     node.member.clock_error_ns = scene.draw.choice((-1, 1)) * 3600 * 10**9
@@ -290,6 +326,7 @@ FAULTS: dict[str, Callable[[Scene], Iterator[None]]] = {
     "scorer killed in mid-window": kill_scorer,
     "nats-server killed and restarted": restart_server,
     "a node cut off": partition_node,
+    "30 % of packets lost": lose_packets,
     "messages doubled and reordered": duplicate_and_reorder,
     "the scorer a slow consumer": slow_consumer,
     "a clock an hour off": step_clock,
@@ -316,9 +353,9 @@ class Outcome:
         return self.struck and not bad and self.ids == 1
 
 
-def play(server: Server, name: str, fault: str, seed: int) -> Outcome:
+def play(place: Place, name: str, fault: str, seed: int) -> Outcome:
     """One run; the fault begins before or after the slow rank is known, by the seed."""
-    scene = Scene(server, name, seed)
+    scene = Scene(place, name, seed)
     try:
         begin = scene.draw.randint(SLOW_FROM - 2, SLOW_FROM + 6)
         while scene.number < begin:
@@ -371,18 +408,20 @@ def _outcome(scene: Scene, told: set[tuple[str, int | None]], late: int) -> Outc
 
 
 @contextlib.contextmanager
-def small_server() -> Iterator[Server]:
+def small_server() -> Iterator[Place]:
     """A nats-server that cuts off who does not read, on a disk of its own that is soon full."""
-    with tempfile.TemporaryDirectory(prefix="stragd-faults-") as text:
+    with tempfile.TemporaryDirectory(prefix="stragd-faults-") as text, Net(1) as net:
         store = Path(text) / "jetstream"
         store.mkdir()
         mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "stragd", str(store)]
         subprocess.run(mount, check=True)
         limits = 'max_pending: 1MB\nwrite_deadline: "1s"\nmax_payload: 1MB\n'
-        server = Server(Path(text), limits)
+        wrapper = ("ip", "netns", "exec", net.hub)
+        server = Server(Path(text), limits, f"{HUB}:{NATS_PORT}", wrapper)
         try:
             server.start()
-            yield server
+            with inside(net.nodes[0].namespace):
+                yield Place(server, net.nodes[0])
         finally:
             server.stop(signal.SIGKILL)
             subprocess.run(["umount", str(store)], check=True)

@@ -39,6 +39,7 @@ class Member:
     def offer(self, window: np.ndarray, now: float) -> None:
         """The part of a window that this node sees, in its own numbers and clocks."""
         rows = window[np.isin(window["rank"], list(self.ranks))].copy()
+        rows["comm"] += rows["wait"].min()  # transfers are what the least of its own ranks waits
         rows["first_step"] += np.uint64(self.offset)
         rows["last_step"] += np.uint64(self.offset)
         end = int(now * 1e9) + self.boot_ns

@@ -8,10 +8,10 @@ import threading
 
 
 class Link:
-    """Forwards to ``port``; while it is cut, bytes wait on both sides and nobody is told."""
+    """Forwards to a port of ``host``; while it is cut, bytes wait on both sides, nobody is told."""
 
-    def __init__(self, port: int) -> None:
-        self._to = port
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self._to = (host, port)
         self._loop = asyncio.new_event_loop()
         self._open = asyncio.Event()
         self._open.set()
@@ -54,7 +54,7 @@ class Link:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._to)
+            far_reader, far_writer = await asyncio.open_connection(*self._to)
             await asyncio.gather(
                 self._pump(reader, far_writer, True), self._pump(far_reader, writer, False)
             )

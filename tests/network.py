@@ -101,16 +101,21 @@ def _ip(namespace: str, command: str) -> None:
 
 def _tap(namespace: str, name: str) -> int:
     """A TAP device in a namespace; it goes when its file is closed."""
-    with contextlib.ExitStack() as stack:
-        own = stack.enter_context(open("/proc/self/ns/net"))
-        other = stack.enter_context(open(f"/run/netns/{namespace}"))
+    with inside(namespace):
+        file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        fcntl.ioctl(file, TUNSETIFF, struct.pack("16sH", name.encode(), IFF_TAP | IFF_NO_PI))
+    return file
+
+
+@contextlib.contextmanager
+def inside(namespace: str) -> Iterator[None]:
+    """This thread in a network namespace, and what it starts meanwhile for good."""
+    with open("/proc/thread-self/ns/net") as own, open(f"/run/netns/{namespace}") as other:
         _enter(other.fileno())
         try:
-            file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-            fcntl.ioctl(file, TUNSETIFF, struct.pack("16sH", name.encode(), IFF_TAP | IFF_NO_PI))
+            yield
         finally:
             _enter(own.fileno())
-    return file
 
 
 def _enter(namespace: int) -> None:

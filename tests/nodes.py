@@ -7,6 +7,7 @@ own network. Needs root, iproute2 and util-linux.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import itertools
 import os
 import signal
@@ -24,6 +25,8 @@ from tests.trainer.launch import TRAINERS, torchrun
 
 HUB = "10.77.0.1"
 PORT, NATS_PORT = 29511, 4222
+ETHERTYPE_IPV4 = 0x0800
+RANDOM = 0xFFFFF038  # SKF_AD_OFF + SKF_AD_RANDOM: a load from there is a random number
 _numbers = itertools.count()
 
 
@@ -40,11 +43,33 @@ class Node:
         self.name = f"node{number}"
         self.address = f"10.77.0.{11 + number}"
         self.link = f"{prefix}v{number}"  # its end on the bridge
+        self.prepare = ":"
+        """A shell command that runs in the mount namespace of each program before it."""
 
     def command(self, *arguments: str | Path) -> list[str]:
         """A command line that runs in the namespace, under its own host name."""
-        inside = ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', self.name]
+        script = f'hostname "$0" && {self.prepare} && exec "$@"'
+        inside = ["unshare", "--uts", "sh", "-c", script, self.name]
         return ["ip", "netns", "exec", self.namespace, *inside, *map(str, arguments)]
+
+    def lose(self, share: float) -> None:
+        """Lose this share of the packets between here and the hub, from now on."""
+        # Classic BPF; 2 shoots a packet, 0 lets it through.
+        hub, least = int(ipaddress.IPv4Address(HUB)), min(round(share * 2**32), 2**32 - 1)
+        program = (
+            f"10,40 0 0 12,21 0 7 {ETHERTYPE_IPV4},32 0 0 26,21 2 0 {hub},32 0 0 30,21 0 3 {hub},"
+            f"32 0 0 {RANDOM},53 1 0 {least},6 0 0 2,6 0 0 0"
+        )
+        self._tc("qdisc", "add", "dev", "eth0", "clsact")
+        for side in ("ingress", "egress"):
+            self._tc("filter", "add", "dev", "eth0", side, "bpf", "da", "bytecode", program)
+
+    def lose_nothing(self) -> None:
+        """As before."""
+        self._tc("qdisc", "delete", "dev", "eth0", "clsact")
+
+    def _tc(self, *arguments: str) -> None:
+        subprocess.run(["tc", "-n", self.namespace, *arguments], check=True)
 
 
 class NodeDaemon(Daemon):
@@ -72,6 +97,7 @@ class Net:
         prefix = f"sx{os.getpid() % 100000}{next(_numbers)}"
         self.hub = f"{prefix}hub"
         self.nodes = [Node(prefix, number) for number in range(count)]
+        self.server: Server | None = None
 
     def __enter__(self) -> Net:
         try:
@@ -157,9 +183,17 @@ def spanning_job(
 
 @contextlib.contextmanager
 def cluster(
-    count: int, kind: str, config: str = "", lease_seconds: float = 2.0
+    count: int,
+    kind: str,
+    config: str = "",
+    lease_seconds: float = 2.0,
+    prepare: Sequence[str] = (),
+    limits: str = "",
 ) -> Iterator[tuple[Net, list[NodeDaemon]]]:
-    """So many nodes with a daemon each, and a nats-server where the exchange is one over it."""
+    """So many nodes with a daemon each, and a nats-server where the exchange is one over it.
+
+    ``prepare``: ``Node.prepare`` of the first nodes; ``limits``: more of the server's own settings.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="stragd-cluster-") as text,
         Net(count) as net,
@@ -168,11 +202,13 @@ def cluster(
         directory = Path(text)
         if kind == "nats":
             wrapper = ("ip", "netns", "exec", net.hub)
-            server = Server(directory, address=f"{HUB}:{NATS_PORT}", wrapper=wrapper)
-            ending.callback(server.stop)
-            server.start()
+            net.server = Server(directory, limits, f"{HUB}:{NATS_PORT}", wrapper)
+            ending.callback(net.server.stop)
+            net.server.start()
         exchange = f'[exchange]\nkind = "{kind}"\nservers = "nats://{HUB}:{NATS_PORT}"\n'
         exchange += f"lease_seconds = {lease_seconds}\nretry_seconds = 0.5\n"
+        for node, command in zip(net.nodes, prepare, strict=False):
+            node.prepare = command
         daemons = []
         for node in net.nodes:
             own = directory / node.name

@@ -19,6 +19,8 @@ from stragd.exchange.message import (
     MAX_BYTES,
     MessageError,
     Sender,
+    WindowMessage,
+    decode_all,
     decode_windows,
     encode_windows,
     node_name,
@@ -65,6 +67,24 @@ def test_rows_that_cannot_be_are_refused_one_by_one() -> None:
     there = decode_windows(message(rows))
     assert there.refused == 6
     assert there.rows["rank"].tolist() == [7, 2]
+
+
+def test_many_messages_are_checked_together_and_each_by_itself() -> None:
+    first, second = job(2, ranks=4)
+    twice = np.concatenate([second, second[:1]])
+    strange = second.copy()
+    strange["job"] += 1
+    datas = [message(first), b"garbage", message(twice), message(second)]
+    datas += [message(strange)[:-1], message(first[2:])]
+    found = decode_all(datas)
+    shown = [m.cause if isinstance(m, MessageError) else len(m.rows) for m in found]
+    assert shown == [4, "malformed", 4, 4, "malformed", 2]
+    for one, rows in ((found[0], first), (found[2], second), (found[5], first[2:])):
+        assert isinstance(one, WindowMessage)
+        assert one.rows.tobytes() == rows.tobytes()
+    assert isinstance(found[2], WindowMessage)
+    assert found[2].refused == 1
+    assert decode_all([]) == []
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -25,7 +25,7 @@ def test_nothing_is_said_twice_wrongly_or_not_at_all(fault: str) -> None:
         lacking("a disk of its own needs root")
     assert fault in FAULTS
     seed = int(os.environ.get("STRAGD_SEED", time.time_ns() % 1_000_000))
-    with small_server() as server:
-        outcome = play(server, "run", fault, seed)
+    with small_server() as place:
+        outcome = play(place, "run", fault, seed)
     # Who was told before a scorer was lost may know the finding under an earlier id: rare.
     assert replace(outcome, ids=1).good(), f"STRAGD_SEED={seed}: {outcome}"

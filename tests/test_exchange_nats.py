@@ -86,7 +86,7 @@ def test_one_holds_the_role_and_the_next_one_gets_what_it_kept(server: Server) -
         assert (window.node, window.data, window.job) == ("b", b"window", JOB)
         a.announce(JOB, held.epoch, hello(JOB, held.epoch, "a"))
         assert events(b, "verdict").node == "a"
-        a.keep(JOB, b"scores" * 100_000)
+        a.keep(JOB, b"scores" * 100_000, 1)
         wait_for("the state to be kept", lambda: a.counters().get("kept"))
         end = time.monotonic() + 1.5 * LEASE  # it is renewed meanwhile
         while time.monotonic() < end:
@@ -101,6 +101,34 @@ def test_one_holds_the_role_and_the_next_one_gets_what_it_kept(server: Server) -
         taken = wait_for("b to hold the role", again)
         assert taken.data == b"scores" * 100_000
         assert taken.epoch > held.epoch
+
+
+async def _lose_parts(server: Server) -> None:
+    """Remove the content of all scores, not their heads."""
+    client = await nats.connect(f"nats://{server.address}")
+    store = "stragd-default-scores"
+    await client.jetstream().purge_stream(f"OBJ_{store}", subject=f"$O.{store}.C.>")
+    await client.close()
+
+
+def test_scores_whose_parts_do_not_come_are_done_without(server: Server) -> None:
+    a, b = Nats(server.settings(), "a"), Nats(server.settings(), "b")
+    with transports(a, b):
+        for one in (a, b):
+            events(one, "back")
+            one.join(JOB)
+        a.contend(JOB)
+        events(a, "held")
+        a.keep(JOB, b"scores", 7)
+        assert events(a, "kept").number == 7
+        a.resign(JOB)
+        asyncio.run(_lose_parts(server))
+
+        def held() -> Event | None:
+            b.contend(JOB)
+            return next((event for event in b.receive() if event.kind == "held"), None)
+
+        assert wait_for("b to hold the role", held).data == b""
 
 
 def test_a_verdict_of_somebody_without_the_role_is_refused(server: Server) -> None:

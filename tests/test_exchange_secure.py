@@ -115,7 +115,7 @@ def test_across_servers_and_a_leaf_and_on_without_one_of_three(site: Site) -> No
         assert next_event(b, "windows", lambda: a.publish(JOB, b"window")).node == "a"
         message = hello(JOB, held.epoch, "b")
         assert next_event(a, "verdict", lambda: b.announce(JOB, held.epoch, message)).node == "b"
-        b.keep(JOB, b"scores")
+        b.keep(JOB, b"scores", 1)
         wait_for("the scores to be kept", lambda: (b.receive(), b.counters().get("kept"))[1], 120)
         site.servers[0].stop(signal.SIGKILL)
 

@@ -153,7 +153,7 @@ def test_one_holds_the_role_and_the_next_one_gets_what_it_kept(server: StoreServ
         wait_for("the refusal", lambda: b.counters().get("refused.epoch"))
         a.announce(JOB, held.epoch, hello(JOB, held.epoch, "a"))
         assert event(b, "verdict").node == "a"
-        a.keep(JOB, state)
+        a.keep(JOB, state, 1)
         wait_for("the state to be kept", lambda: a.counters().get("kept"))
         end = time.monotonic() + 1.5 * LEASE  # it is renewed meanwhile
         while time.monotonic() < end:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 SILENT_WINDOWS = 3
@@ -19,21 +18,29 @@ class Claims:
     def __init__(self) -> None:
         self._holders: dict[int, tuple[str, int]] = {}  # rank -> (node, last cell that had it)
 
-    def take(self, node: str, ranks: NDArray[np.uint32], cell: int) -> NDArray[np.bool_]:
-        """Which of the ranks this node may speak for in window ``cell``."""
-        allowed = np.ones(len(ranks), dtype=np.bool_)
+    def take(self, node: str, ranks: NDArray[np.uint32], cell: int) -> list[int]:
+        """Places of the ranks that this node may not speak for in window ``cell``."""
+        holders, refused = self._holders, []
         for place, rank in enumerate(ranks.tolist()):
-            holder = self._holders.get(rank)
-            if holder is not None and holder[0] != node and cell - holder[1] <= SILENT_WINDOWS:
-                allowed[place] = False
-                continue
-            last = cell if holder is None or holder[0] != node else max(cell, holder[1])
-            self._holders[rank] = (node, last)
-        return allowed
+            holder = holders.get(rank)
+            if holder is None:
+                holders[rank] = (node, cell)
+            elif holder[0] == node:
+                if cell > holder[1]:
+                    holders[rank] = (node, cell)
+            elif cell - holder[1] > SILENT_WINDOWS:
+                holders[rank] = (node, cell)
+            else:
+                refused.append(place)
+        return refused
 
     def node(self, rank: int) -> str:
         """Who hosts a rank, "" where nobody does."""
         return self._holders.get(rank, ("", 0))[0]
+
+    def hosted(self, world: int) -> int:
+        """How many of a job's ranks any node has ever spoken for."""
+        return sum(rank < world for rank in self._holders)
 
     def save(self) -> dict[str, list[int]]:
         """Ranks and their last windows by node."""

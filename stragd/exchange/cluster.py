@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from stragd.exchange.board import Board
 from stragd.exchange.interface import Event, Exchange
 from stragd.exchange.jobscore import JobScore
-from stragd.exchange.message import MessageError, Sender, decode_windows, encode_windows
+from stragd.exchange.message import MessageError, Sender, decode_all, encode_windows
 from stragd.exchange.summary import Summary, of_verdict
 from stragd.exchange.summary import decode as decode_summary
 from stragd.exchange.summary import encode as encode_summary
@@ -33,6 +33,10 @@ KEPT_WINDOWS = 5
 """Last windows of a job that are sent again to a new scorer, or when the server is back."""
 STATE_BYTES_PER_SECOND = 2 << 20
 """The state of a large job is kept less often."""
+LONGEST_WAIT_SECONDS = 1.0
+"""Between two of its states, beyond which a job's verdicts do not wait until one is kept."""
+WAIT_LEASES = 4
+"""The longest that a verdict waits for it."""
 WARNING_SECONDS = 60.0
 PROBLEM_SECONDS = 5.0
 LEAST_REPORT_SECONDS = 2.0
@@ -62,12 +66,23 @@ class _Followed:
 
 
 @dataclass
+class _Waiting:
+    verdict: Verdict
+    number: int  # of the state that must be kept first
+    until: float
+
+
+@dataclass
 class _Held:
     score: JobScore
+    last: Verdict | None = None  # that was told
     told: float = float("-inf")
     kept: float = float("-inf")
     keep_every: float = 0.0
     too_large: bool = False
+    number: int = 0  # of the last state
+    acknowledged: int = 0  # the last one that is kept
+    waiting: deque[_Waiting] = field(default_factory=deque)
 
 
 class Cluster:
@@ -146,24 +161,37 @@ class Cluster:
     def turn(self, now: float) -> list[Verdict]:
         """Take what came, score what is due; new verdicts about this node's jobs."""
         news: list[Verdict] = []
+        windows: list[Event] = []
         for event in self._exchange.receive():
             if event.kind == "windows":
-                self._windows(event)
+                windows.append(event)
             elif event.kind == "verdict":
                 self._verdict(event, now, news)
             elif event.kind == "summary":
                 self._summary(event, now)
             else:
                 self._role(event, now)
+        self._windows([event for event in windows if event.job in self._held])
         for job, held in self._held.items():
             verdicts = held.score.due(now)
-            for verdict in verdicts:
-                self._tell(job, verdict)
-                held.told = now
             if verdicts and now - held.kept >= held.keep_every:
                 held.kept = now
                 self._keep(job, held)
+            # Who scores next must know every finding that a node has been told of.
+            waits = held.keep_every < LONGEST_WAIT_SECONDS
+            patience = WAIT_LEASES * self._lease if waits else 0.0
+            for verdict in verdicts:
+                held.waiting.append(_Waiting(verdict, held.number, now + patience))
+            while held.waiting and self._may_tell(held, held.waiting[0], now):
+                held.last, held.told = held.waiting.popleft().verdict, now
+                self._tell(job, held.last)
         return news
+
+    @staticmethod
+    def _may_tell(held: _Held, waiting: _Waiting, now: float) -> bool:
+        told = held.last.states() if held.last is not None else frozenset()
+        known = held.acknowledged >= waiting.number or waiting.verdict.states() == told
+        return known or now >= waiting.until
 
     def tick(self, now: float) -> None:
         """Once a second: be heard where this node holds the role, ask for it where nobody does."""
@@ -171,7 +199,7 @@ class Cluster:
         for job, held in self._held.items():
             if now - held.told >= self._lease / 3:
                 held.told = now
-                self._tell(job, held.score.last or _nothing_yet(job, self._sender.node, held.score))
+                self._tell(job, held.last or _nothing_yet(job, self._sender.node, held.score))
         for job, followed in self._followed.items():
             silent = now - followed.heard > self._patience()
             if job in self._held or not silent or now < followed.contend_at:
@@ -185,7 +213,7 @@ class Cluster:
 
         ``here`` are those whose ranks are all on this node.
         """
-        held = [one.score.last for one in self._held.values() if one.score.last is not None]
+        held = [one.last for one in self._held.values() if one.last is not None]
         summaries = [*map(of_verdict, held), *here]
         for summary in summaries:
             state, at = self._reported.get(summary.job, ((), float("-inf")))
@@ -263,22 +291,22 @@ class Cluster:
         for sent in followed.sent:
             self._publish(job, followed, sent, now)
 
-    def _windows(self, event: Event) -> None:
-        held = self._held.get(event.job)
-        if held is None:
-            return
-        try:
-            message = decode_windows(event.data)
+    def _windows(self, events: list[Event]) -> None:
+        """Windows of jobs that are scored here."""
+        for event, message in zip(events, decode_all([e.data for e in events]), strict=True):
+            if isinstance(message, MessageError):
+                self._refuse(f"from {event.node}", message.cause, str(message), event.at)
+                continue
             if message.sender.node != event.node or message.job != event.job:
-                raise MessageError("foreign", f"node {event.node} sends as somebody else")
-        except MessageError as error:
-            self._refuse(f"from {event.node}", error.cause, str(error), event.at)
-            return
-        before = held.score.counters["foreign_ranks"]
-        held.score.take(message, event.at)
-        if held.score.counters["foreign_ranks"] > before:
-            text = f"it claims ranks of job {event.job:016x} that another node hosts"
-            self._warn("foreign_ranks", f"from {event.node}", text, event.at)
+                text = f"node {event.node} sends as somebody else"
+                self._refuse(f"from {event.node}", "foreign", text, event.at)
+                continue
+            score = self._held[event.job].score
+            before = score.counters["foreign_ranks"]
+            score.take(message, event.at)
+            if score.counters["foreign_ranks"] > before:
+                text = f"it claims ranks of job {event.job:016x} that another node hosts"
+                self._warn("foreign_ranks", f"from {event.node}", text, event.at)
 
     def _verdict(self, event: Event, now: float, news: list[Verdict]) -> None:
         followed = self._followed.get(event.job)
@@ -339,6 +367,10 @@ class Cluster:
             self._tell(event.job, _nothing_yet(event.job, self._sender.node, score))
         elif event.kind == "held":
             self._exchange.resign(event.job)
+        elif event.kind == "kept":
+            held = self._held.get(event.job)
+            if held is not None and held.score.epoch == event.epoch:
+                held.acknowledged = max(held.acknowledged, event.number)
         elif event.kind == "lost":
             self._drop(event.job)
         elif event.kind == "back":
@@ -364,7 +396,8 @@ class Cluster:
         state = held.score.save()
         held.keep_every = len(state) / STATE_BYTES_PER_SECOND
         if len(state) <= self._exchange.max_state:
-            self._exchange.keep(job, state)
+            held.number += 1
+            self._exchange.keep(job, state, held.number)
         else:
             held.too_large = True
             self._complain(

@@ -18,12 +18,13 @@ MAX_QUEUED_BYTES = 256 << 20
 class Event:
     """Something came. ``node`` is who the transport says sent it."""
 
-    kind: Literal["windows", "verdict", "summary", "held", "lost", "back"]
+    kind: Literal["windows", "verdict", "summary", "held", "kept", "lost", "back"]
     job: int = 0  # back: 0 for all of them
     node: str = ""
     data: bytes = b""  # held: the state that was kept, empty where there is none
-    epoch: int = 0  # held: of the lease
+    epoch: int = 0  # held, kept, lost: of the lease
     at: float = 0.0  # CLOCK_MONOTONIC of its arrival, s
+    number: int = 0  # kept: of the state
 
 
 class Exchange(Protocol):
@@ -54,8 +55,8 @@ class Exchange(Protocol):
     def resign(self, job: int) -> None:
         """Give the role back."""
 
-    def keep(self, job: int, state: bytes) -> None:
-        """State for whoever holds the role next; the last one counts."""
+    def keep(self, job: int, state: bytes, number: int) -> None:
+        """State for whoever holds the role next; the last one counts. `kept` follows."""
 
     def report(self, job: int, data: bytes) -> None:
         """A job in short, for every node of the cluster."""

@@ -14,7 +14,7 @@ import numpy as np
 from stragd import _rscore
 from stragd.exchange.align import Alignment, Cell
 from stragd.exchange.claims import Claims
-from stragd.exchange.message import WindowMessage
+from stragd.exchange.message import ROW, WindowMessage
 from stragd.exchange.verdict import MAX_FINDINGS, MAX_LISTED, Verdict
 from stragd.finding import Finding, FindingJob, Subject, build, class_speeds, job_key
 from stragd.jobs import STEPS_NOT_INFERRED
@@ -34,7 +34,6 @@ class JobScore:
     ) -> None:
         self.job, self.node, self.epoch = job, node, epoch
         self.counters: Counter[str] = Counter()
-        self.last: Verdict | None = None
         self._scorer = _rscore.Scorer(dict(config))
         self._alignment = Alignment(deadline_seconds)
         self._claims = Claims()
@@ -50,10 +49,10 @@ class JobScore:
         if node not in self._hosts and len(self._hosts) >= MAX_NODES:
             self.counters["too_many_nodes"] += 1
             return
-        allowed = self._claims.take(node, rows["rank"], self._alignment.newest + 1)
-        if not allowed.all():
-            self.counters["foreign_ranks"] += int((~allowed).sum())
-            rows = rows[allowed]
+        refused = self._claims.take(node, rows["rank"], self._alignment.newest + 1)
+        if refused:
+            self.counters["foreign_ranks"] += len(refused)
+            rows = np.delete(rows, refused)
         if not len(rows):
             return
         cell, why = self._alignment.place(
@@ -81,9 +80,15 @@ class JobScore:
         return self._world or 1 << 30
 
     def _score(self, cell: Cell) -> Verdict:
-        rows = np.concatenate(list(cell.parts.values()))
+        # Joined as bytes: numpy compares all names and types of every two parts.
+        raw = bytearray(b"".join(part.tobytes() for part in cell.parts.values()))
+        rows = np.frombuffer(raw, dtype=ROW)
         rows = rows[np.argsort(rows["rank"], kind="stable")]
         self._world = Counter(rows["world_size"].tolist()).most_common(1)[0][0]
+        if len(rows) >= self._claims.hosted(self._world):
+            _share_transfers(rows)
+        else:
+            rows["comm"] = 0.0  # not known: what all wait for may be what is missing
         update = self._scorer.update(rows)
         self.counters["refused_rows"] += update["refused_rows"]
         self.counters["windows"] += 1
@@ -97,7 +102,7 @@ class JobScore:
         reasons: dict[str, list[int]] = {}
         for abstention in update["abstentions"]:
             reasons.setdefault(abstention["reason"], []).append(abstention["rank"])
-        self.last = Verdict(
+        return Verdict(
             job=self.job,
             epoch=self.epoch,
             node=self.node,
@@ -115,7 +120,6 @@ class JobScore:
             ),
             abstentions=tuple((why, tuple(who)) for why, who in reasons.items()),
         )
-        return self.last
 
     def _finding(
         self,
@@ -199,3 +203,16 @@ class JobScore:
             raise ValueError(f"{type(error).__name__}: {error}") from None
         self._alignment, self._claims, self._hosts = alignment, claims, hosts
         self._classes, self._name, self._launcher, self._world = classes, name, launcher, world
+
+
+def _share_transfers(rows: NDArray[np.void]) -> None:
+    """Take the least transfer time that any node has found for a signature, in place.
+
+    What a node finds among its own ranks is a bound from above: where all of them wait for a slow
+    rank elsewhere, their wait is in it.
+    """
+    known = rows["comm"] > 0
+    _, group = np.unique(rows["signature"], return_inverse=True)
+    least = np.full(len(rows), np.inf)
+    np.minimum.at(least, group[known], rows["comm"][known])
+    rows["comm"][known] = least[group][known]

@@ -21,13 +21,20 @@ class Role:
 
     def __init__(self, epoch: int, renewed: float) -> None:
         self.epoch, self.renewed = epoch, renewed
-        self.state: bytes | None = None  # for whoever comes next, not yet kept
         self.task: asyncio.Task[None] | None = None  # that renews it
+        self.wake = asyncio.Event()  # there is something to be kept
+        self._state: tuple[int, bytes] | None = None  # for whoever comes next, not yet kept
 
-    def take_state(self) -> bytes | None:
+    def put_state(self, number: int, state: bytes) -> None:
+        """What is to be kept, and its number; the last one counts."""
+        self._state = number, state
+        self.wake.set()
+
+    def take_state(self) -> tuple[int, bytes] | None:
         """What is to be kept, once."""
-        state, self.state = self.state, None
-        return state
+        self.wake.clear()
+        taken, self._state = self._state, None
+        return taken
 
 
 class Holder(Protocol):
@@ -52,7 +59,8 @@ async def hold(
     """
     loop = asyncio.get_running_loop()
     while held():
-        await asyncio.sleep(seconds / 6)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(role.wake.wait(), seconds / 6)
         if not held():
             return
         with contextlib.suppress(*transport.errors):

@@ -92,10 +92,13 @@ class Local:
             if self._hub.holders.get(job) is self:
                 del self._hub.holders[job]
 
-    def keep(self, job: int, state: bytes) -> None:
+    def keep(self, job: int, state: bytes, number: int) -> None:
         with self._hub.lock:
-            if self._hub.holders.get(job) is self:
-                self._hub.states[job] = state
+            if self._hub.holders.get(job) is not self:
+                return
+            self._hub.states[job] = state
+            epoch = self._hub.epochs[job]
+        self._inbox.put(Event("kept", job, self.node, epoch=epoch, number=number))
 
     def report(self, job: int, data: bytes) -> None:
         with self._hub.lock:

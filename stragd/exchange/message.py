@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -41,6 +42,7 @@ ROW = np.dtype(
     }
 )
 _HEAD = struct.Struct("<8sHHII")
+_clean = lru_cache(256)(clean)  # for what all nodes of a job say alike
 _NODE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -161,6 +163,56 @@ def encode_windows(
 
 def decode_windows(data: bytes) -> WindowMessage:
     """Check and take apart. Raises MessageError; rows that cannot be are left out and counted."""
+    (message,) = decode_all([data])
+    if isinstance(message, MessageError):
+        raise message
+    return message
+
+
+def decode_all(datas: Sequence[bytes]) -> list[WindowMessage | MessageError]:
+    """The same for many at once, whose rows are checked together; errors in their places."""
+    opened: list[tuple[_Header, bytes] | MessageError] = []
+    for data in datas:
+        try:
+            opened.append(_open_windows(data))
+        except MessageError as error:
+            opened.append(error)
+    heads = [one for one in opened if not isinstance(one, MessageError)]
+    rows = np.frombuffer(bytearray(b"".join(raw for _, raw in heads)), dtype=ROW)
+    counts = np.array([len(raw) // ROW.itemsize for _, raw in heads], dtype=np.intp)
+    good = verify(rows, counts, np.array([head.job for head, _ in heads], dtype=np.uint64))
+    ends = np.cumsum(counts).tolist()
+    kept = np.add.reduceat(good, ends - counts).tolist() if heads else []
+    messages: list[WindowMessage | MessageError] = []
+    number = 0
+    for one in opened:
+        if isinstance(one, MessageError):
+            messages.append(one)
+            continue
+        head, end, count = one[0], ends[number], int(counts[number])
+        of, refused = rows[end - count : end], count - int(kept[number])
+        if refused == count:
+            messages.append(MessageError("rows", "none of its rows can be"))
+        else:
+            of = of[good[end - count : end]] if refused else of
+            messages.append(WindowMessage(*head, of, refused))
+        number += 1
+    return messages
+
+
+class _Header(NamedTuple):
+    """Of a message with windows: what WindowMessage has before its rows."""
+
+    sender: Sender
+    job: int
+    name: str
+    launcher: str
+    classes: Mapping[int, str]
+    causes: Mapping[int, Mapping[str, Any]]
+    age_s: float
+
+
+def _open_windows(data: bytes) -> tuple[_Header, bytes]:
     header, raw = unpack(data, WINDOWS, MAX_HEADER)
     if not raw or len(raw) % ROW.itemsize:
         raise MessageError("malformed", f"{len(raw)} bytes are no rows")
@@ -171,21 +223,14 @@ def decode_windows(data: bytes) -> WindowMessage:
         classes = header["classes"]
         names = {int(number): clean(text) for number, text in classes.items()}
         causes = {int(rank): _cause(cause) for rank, cause in header.get("causes", {}).items()}
-        name, launcher = clean(header["name"]), clean(header["launcher"], 20)
+        name, launcher = _clean(header["name"]), _clean(header["launcher"], 20)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise MessageError("malformed", f"its header: {type(error).__name__} {error}") from None
     if not is_node(sender.node) or not 0 < job < 1 << 64 or len(names) > MAX_CLASSES:
         raise MessageError("malformed", "its header names no node, no job or too many classes")
     if not 0 <= age <= MAX_SECONDS or not 0 <= sender.instance < 1 << 64:
         raise MessageError("malformed", "its header has an age or an instance that cannot be")
-    rows = np.frombuffer(raw, dtype=ROW)
-    good = verify(rows, job)
-    kept = rows[good].copy()
-    if not len(kept):
-        raise MessageError("rows", "none of its rows can be")
-    return WindowMessage(
-        sender, job, name, launcher, names, causes, age, kept, len(rows) - len(kept)
-    )
+    return _Header(sender, job, name, launcher, names, causes, age), raw
 
 
 def _cause(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,21 +244,27 @@ def _cause(value: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def verify(rows: NDArray[np.void], job: int) -> NDArray[np.bool_]:
-    """Which rows can be: of this job, of the first one's window, each rank once, in range.
+def verify(
+    rows: NDArray[np.void], counts: NDArray[np.intp], jobs: NDArray[np.uint64]
+) -> NDArray[np.bool_]:
+    """Which rows can be: of their message's job and first window, each rank once, in range.
 
-    Whether the times make sense is the scorer's to say: it refuses rows too.
+    ``counts`` are the rows of each message, none is 0; ``jobs`` are theirs. Whether the times make
+    sense is the scorer's to say: it refuses rows too.
     """
-    whole = (rows["job"] == job) & (rows["window"] == rows["window"][0])
+    message = np.repeat(np.arange(len(counts)), counts)
+    window, rank = rows["window"], rows["rank"]
+    whole = (rows["job"] == jobs[message]) & (window == window[np.cumsum(counts) - counts][message])
     whole &= (rows["flags"] & TENTH) == 0
-    whole &= (rows["rank"] < rows["world_size"]) & (rows["world_size"] <= MAX_WORLD)
-    whole &= (rows["window"] < MAX_NUMBER) & (rows["last_step"] < MAX_NUMBER)
+    whole &= (rank < rows["world_size"]) & (rows["world_size"] <= MAX_WORLD)
+    whole &= (window < MAX_NUMBER) & (rows["last_step"] < MAX_NUMBER)
     whole &= rows["first_step"] <= rows["last_step"]
     whole &= (rows["start_ns"] < rows["end_ns"]) & (rows["end_ns"] < MAX_NUMBER)
     whole &= (rows["end_ns"] - rows["start_ns"]) < np.uint64(MAX_SECONDS * 10**9)
     whole &= ((rows["flags"] & STEPS_NOT_INFERRED) != 0) | (rows["steps"] > 0)
     whole &= np.isfinite(rows["wall"]) & (rows["wall"] > 0)
     whole &= ((rows["flags"] & OWN_UNKNOWN) != 0) | np.isfinite(rows["own"])
-    first = np.zeros(len(rows), dtype=np.bool_)
-    first[np.unique(rows["rank"], return_index=True)[1]] = True
-    return np.asarray(whole & first)
+    order = np.lexsort((rank, message))  # stable: the first of equal ones is the one that counts
+    again = (np.diff(rank[order].astype(np.int64)) == 0) & (np.diff(message[order]) == 0)
+    whole[order[1:][again]] = False
+    return np.asarray(whole)

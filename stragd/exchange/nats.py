@@ -75,8 +75,8 @@ class Nats(Background):
     def resign(self, job: int) -> None:
         self._do(self._roles.resign(job))
 
-    def keep(self, job: int, state: bytes) -> None:
-        self._do(self._roles.keep(job, state))
+    def keep(self, job: int, state: bytes, number: int) -> None:
+        self._do(self._roles.keep(job, state, number))
 
     def report(self, job: int, data: bytes) -> None:
         self._send(f"{self._prefix}.jobs.{job:016x}.{self.node}", data)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -27,6 +28,8 @@ MAX_STATE = 64 << 20
 STATE_SECONDS = 86400.0
 """How long what a scorer left is kept."""
 REQUEST_SECONDS = 2.0
+READINGS = 3
+"""Of what the last scorer left that may fail, one after the other, until it is done without."""
 
 
 class _Held(Role):
@@ -54,6 +57,7 @@ class Roles:
         self._held: dict[int, _Held] = {}
         self._asking: set[int] = set()
         self._confirmed: dict[int, tuple[str, int]] = {}  # who the lease of a job names
+        self._unread: Counter[int] = Counter()
 
     @property
     def ready(self) -> bool:
@@ -138,6 +142,7 @@ class Roles:
     async def resign(self, job: int) -> None:
         """Give the role back, and what is to be handed over with it."""
         self._confirmed.pop(job, None)
+        self._unread.pop(job, None)
         role = self._held.pop(job, None)
         if role is None:
             return
@@ -148,11 +153,11 @@ class Roles:
         if self._bucket is not None and await self._still(self._bucket, job, role):
             await self._bucket.delete(f"{job:016x}", last=role.revision)
 
-    async def keep(self, job: int, state: bytes) -> None:
+    async def keep(self, job: int, state: bytes, number: int) -> None:
         """State for whoever comes next; the last one counts."""
         role = self._held.get(job)
         if role is not None:
-            role.state = state
+            role.put_state(number, state)
 
     async def _hold(self, bucket: KeyValue, states: ObjectStore, job: int, role: _Held) -> None:
         async def renew() -> bool:
@@ -190,6 +195,18 @@ class Roles:
         self._tell(Event("lost", job, self._node, epoch=role.epoch))
 
     async def _state(self, states: ObjectStore, job: int) -> bytes:
+        """What the last scorer left. nats-py would wait for ever for parts that do not come."""
+        if self._unread[job] >= READINGS:
+            del self._unread[job]
+            return b""
+        self._unread[job] += 1
+        reading = self._read(states, job)
+        state = await asyncio.wait_for(reading, max(self._settings.lease_seconds, REQUEST_SECONDS))
+        del self._unread[job]
+        return state
+
+    @staticmethod
+    async def _read(states: ObjectStore, job: int) -> bytes:
         try:
             info = await states.get_info(f"{job:016x}")
             if (info.size or 0) > MAX_STATE:
@@ -199,7 +216,9 @@ class Roles:
             return b""
 
     async def _store(self, states: ObjectStore, job: int, role: _Held) -> None:
-        state = role.take_state()
-        if state is not None:
+        taken = role.take_state()
+        if taken is not None:
+            number, state = taken
             await states.put(f"{job:016x}", state)
             self._transport._counters["kept"] += 1
+            self._tell(Event("kept", job, self._node, epoch=role.epoch, number=number))

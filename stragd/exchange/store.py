@@ -67,8 +67,8 @@ class Store(Background):
     def resign(self, job: int) -> None:
         self._of(job, StoreJob.resign)
 
-    def keep(self, job: int, state: bytes) -> None:
-        self._of(job, lambda one: one.keep(state))
+    def keep(self, job: int, state: bytes, number: int) -> None:
+        self._of(job, lambda one: one.keep(state, number))
 
     def report(self, job: int, data: bytes) -> None:
         """To nobody: a job's store knows no other job."""

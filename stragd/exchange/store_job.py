@@ -108,9 +108,9 @@ class StoreJob:
         self._wanted_until = asyncio.get_running_loop().time() + self._settings.lease_seconds
         self._wake.set()
 
-    async def keep(self, state: bytes) -> None:
+    async def keep(self, state: bytes, number: int) -> None:
         if self._role is not None:
-            self._role.state = state
+            self._role.put_state(number, state)
 
     async def resign(self) -> None:
         self._wanted_until = 0.0
@@ -354,10 +354,14 @@ class StoreJob:
             self._lost(role)
 
     async def _keep(self, client: TCPStoreClient, role: Role) -> None:
-        state = role.take_state()
-        if state is not None and len(state) <= MAX_STATE:
-            await self._write(client, "state", state)
-            self._store._counters["kept"] += 1
+        taken = role.take_state()
+        if taken is None or len(taken[1]) > MAX_STATE:
+            return
+        number, state = taken
+        await self._write(client, "state", state)
+        self._store._counters["kept"] += 1
+        event = Event("kept", self._job, self._store.node, epoch=role.epoch, number=number)
+        self._store._inbox.put(event)
 
     # What is longer than a value.
 

@@ -37,6 +37,10 @@ class Verdict:
     findings: tuple[tuple[int, Finding], ...]  # with the scorer's own ids
     abstentions: tuple[tuple[str, tuple[int, ...]], ...]  # reason, ranks
 
+    def states(self) -> frozenset[tuple[int, str]]:
+        """The findings and their states."""
+        return frozenset((number, finding["state"]) for number, finding in self.findings)
+
 
 def encode(verdict: Verdict) -> bytes:
     """As a message. Raises MessageError if too long."""

@@ -285,7 +285,7 @@ def train(options: argparse.Namespace, directory: Path) -> None:
 
 def environment(options: argparse.Namespace, rank: int, port: int, run: str) -> dict[str, str]:
     """What torchrun gives a rank."""
-    given = DEFAULTS | dict(os.environ)
+    given = dict(os.environ)
     given |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"}
     given |= {"WORLD_SIZE": str(options.ranks), "LOCAL_WORLD_SIZE": str(options.ranks)}
     given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -321,6 +321,8 @@ def launch(options: argparse.Namespace) -> int:
 
 def main() -> int:
     options = parse()
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
     options.library = options.library or str(library.RCCL if options.amd else library.NCCL)
     if not Path(options.library).exists():
         return pace.refuse(f"{options.library} is not built: run make -C tests/cpunccl")

@@ -46,6 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slow-until", type=int, default=-1, help="first healthy step again")
     parser.add_argument("--phase", choices=["whole", *SHARES], default="whole")
     parser.add_argument("--record", default="", help="JSON lines: what was injected, what came")
+    parser.add_argument("--record-steps", action="store_true", help="and rank 0's every step")
 
 
 class Record:
@@ -89,6 +90,8 @@ class Pace:
             times = self._times[self._part()]
             times["wall"].append((now - self._begin) * 1e3)
             times["own"].append((self._own_end - self._begin) * 1e3)
+            if self._options.record_steps and self._rank == 0:
+                self._record.write("step", 0, begin=self._begin, end=now)  # CLOCK_MONOTONIC, s
         self.step += 1
         self._begin = now
         self._inject()
