@@ -207,8 +207,15 @@ class Causes:
         return diagnose(finding, ranks.get(number), alike or others, past, slow)
 
     def _living(self, table: JobTable) -> list[Member]:
+        suspects = {job for job, _ in self._held}
         return [
-            Member(job.key, number, clean(rank.identity.host) or self._host, *rank.process)
+            Member(
+                job.key,
+                number,
+                clean(rank.identity.host) or self._host,
+                *rank.process,
+                suspect=job.key in suspects,
+            )
             for job in table.jobs.values()
             for number, rank in job.ranks.items()
             if rank.gone_since is None

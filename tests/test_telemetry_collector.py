@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -62,6 +62,7 @@ class HandHost:
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.nodes: Mapping[int, int] = {}
+        self.suspects: set[int] = set()
 
     def read(
         self,
@@ -69,8 +70,10 @@ class HandHost:
         start_ns: int,
         end_ns: int,
         numa_nodes: Mapping[int, int] | None = None,
+        suspects: Collection[int] = (),
     ) -> list[Sample]:
         self._fail()
+        self.suspects = set(suspects)
         self.nodes = dict(numa_nodes or {})
         return [Sample("process", str(pid), "", start_ns, end_ns) for pid in pids]
 

@@ -265,6 +265,19 @@ SIGNALS: dict[str, Signal] = {
         5000,
         "OWN: sound networks stay under 100",
     ),
+    "process.tcp_lost_ppm": Signal(
+        "TCP segments per million lost on the way out", 500, 20_000, 5000, "OWN: as retransmits"
+    ),
+    "process.tcp_out_of_order_ppm": Signal(
+        "TCP segments per million out of order on the way in",
+        2000,
+        50_000,
+        None,
+        "OWN: paths of one flow may differ, and then nothing is lost",
+    ),
+    "process.tcp_rtt_ms": Signal(
+        "TCP round trip", 1, 20, None, "OWN: more than busy hosts and switches in a room make"
+    ),
     # NIC: congestion, and a host that cannot keep up
     "nic.cnp_handled_ppm": Signal(
         "told to slow down, per million packets", 1000, 50_000, None, "OWN: normal under load"
