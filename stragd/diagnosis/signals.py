@@ -336,6 +336,9 @@ NAMED = 0.4
 STRONG = 0.7
 """Confidence from which a cause says more about the place than the timing does. OWN: what a clear
 deviation from several peers gets."""
+SURE = 0.9
+"""Confidence from which one pass is enough to name a cause. OWN: with less, a second of a busy node
+shows any rank far worse off than three peers."""
 BUSY_UTILISATION = 0.3
 BUSY_SM_ACTIVE = 0.1
 """A GPU is busy from either on. OWN: between a data-bound trainer (half busy) and a GPU between
