@@ -27,8 +27,8 @@ from stragd.telemetry.intime import InTime
 
 MAX_DESCRIPTORS = 1024  # of a rank are looked at, the lowest numbers
 MAX_NEW = 128  # sockets of a rank that one look meets for the first time
-MAX_CONNECTIONS = 64  # of a rank are read
-MAX_BORROWED = 1024  # connections of all ranks in one pass
+MAX_CONNECTIONS = 32  # of a rank are read
+MAX_BORROWED = 512  # connections of all ranks in one pass
 LOOK_EVERY = 12  # passes between two looks at a rank's descriptors, or at all of who is no suspect
 LEAST_SEGMENTS = 50  # for a share of them
 ANSWER_SECONDS = 1.0
@@ -94,6 +94,7 @@ class Process:
     def __init__(self, root: str, pid: int, start_ticks: int) -> None:
         self._directory = f"{root}/proc/{pid}/fd"
         self.start_ticks = start_ticks
+        self._tcp_info = _TcpInfo()
         self._looked_at = -LOOK_EVERY
         self._known: dict[int, _Connection] = {}  # by inode
         self._others: set[int] = set()  # inodes of sockets that are none
@@ -156,7 +157,7 @@ class Process:
         if borrowed < 0:
             return None
         try:
-            reading = _tcp_info(borrowed, inode)
+            reading = self._tcp_info.of(borrowed, inode)
             host = _other_host(borrowed) if reading and reading.state == _ESTABLISHED else ""
         finally:
             os.close(borrowed)
@@ -169,7 +170,7 @@ class Process:
         if borrowed < 0:
             return None
         try:
-            return _tcp_info(borrowed, inode)
+            return self._tcp_info.of(borrowed, inode)
         finally:
             os.close(borrowed)
 
@@ -253,16 +254,23 @@ def _getfd(pidfd: int, descriptor: int) -> int:
     return made
 
 
-def _tcp_info(descriptor: int, inode: int) -> Reading | None:
-    """Of the socket with this inode; None of another file, which has got its number."""
-    room = ctypes.create_string_buffer(_LAYOUT.size)
-    length = ctypes.c_uint32(_LAYOUT.size)
-    if os.fstat(descriptor).st_ino != inode:
-        return None
-    failed = _LIBC.getsockopt(
-        descriptor, socket.IPPROTO_TCP, socket.TCP_INFO, room, ctypes.byref(length)
-    )
-    return None if failed or length.value < _LAYOUT.size else Reading(*_LAYOUT.unpack(room.raw))
+class _TcpInfo:
+    """Room for one TCP_INFO, for one thread."""
+
+    def __init__(self) -> None:
+        self._room = ctypes.create_string_buffer(_LAYOUT.size)
+        self._length = ctypes.c_uint32()
+        self._where = (socket.IPPROTO_TCP, socket.TCP_INFO, self._room, ctypes.byref(self._length))
+
+    def of(self, descriptor: int, inode: int) -> Reading | None:
+        """Of the socket with this inode; None of another file, which has got its number."""
+        if os.fstat(descriptor).st_ino != inode:
+            return None
+        self._length.value = _LAYOUT.size
+        failed = _LIBC.getsockopt(descriptor, *self._where)
+        if failed or self._length.value < _LAYOUT.size:
+            return None
+        return Reading._make(_LAYOUT.unpack_from(self._room))
 
 
 def _other_host(descriptor: int) -> str | None:
