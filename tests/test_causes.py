@@ -216,6 +216,16 @@ def test_slow_ranks_are_no_measure_of_health(watched: Watched) -> None:
     assert [finding["cause"]["name"] for _, finding in found] == ["cpu-contention"] * 3
 
 
+def test_ranks_of_a_job_with_a_finding_are_looked_at_closer(watched: Watched) -> None:
+    assert not any(member.suspect for member in watched.collector.members)
+    watched.window(state="suspect")
+    watched.window(state="suspect")
+    assert all(member.suspect for member in watched.collector.members)
+    watched.window()
+    watched.window()
+    assert not any(member.suspect for member in watched.collector.members)
+
+
 def test_a_rank_of_another_node_has_no_telemetry_here(watched: Watched) -> None:
     raw = raw_finding(job=1, id=9, rank=77)
     ((_, found),) = watched.causes.explain(
