@@ -43,7 +43,7 @@ threading.Thread(target=serve, daemon=True).start()
 def connected(other):
     while True:
         try: return socket.create_connection((other, 29400), 600)
-        except ConnectionRefusedError: time.sleep(0.1)
+        except OSError: time.sleep(0.1)  # it is not there yet
 talks = [connected(other) for other in others for _ in range(int(count))]
 print(flush=True)
 while True:
@@ -106,11 +106,11 @@ class Network:
         finally:
             for talker in started:
                 talker.kill()
+            for talker in started:
                 talker.wait(60)
 
     def _build(self) -> None:
-        if subprocess.run([*FIRST, "true"], capture_output=True, check=False).returncode:
-            lacking("this machine gives nobody real-time priority")
+        refused = subprocess.run([*FIRST, "true"], capture_output=True, check=False).returncode
         for name in (self.switch, *self.names):
             made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
             if made.returncode:
@@ -123,8 +123,8 @@ class Network:
         for rank, name in enumerate(self.names):
             far = f"port{rank}"
             if rank == self._cable_of:
-                command = [*FIRST, sys.executable, "-m", "tests.network"]
-                command += [self.switch, far, name, "eth0"]
+                command = [] if refused else [*FIRST]
+                command += [sys.executable, "-m", "tests.network", self.switch, far, name, "eth0"]
                 self._cable = subprocess.Popen(
                     [*command, str(self._faults)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
                 )
