@@ -9,6 +9,9 @@ process, of all its threads, by CLOCK_PROCESS_CPUTIME_ID. Printed: mean over all
 (one in twelve looks over threads and children of a rank), median, worst, and the share of one core
 at a window of ten seconds. Reading real counters costs the driver's time besides: it sleeps for the
 firmware, which is no CPU time.
+
+TCP connections: eight processes in namespaces of their own that talk to each other over 28
+connections each, read a tenth of a second apart; when all are suspects, and when nobody is.
 """
 
 from __future__ import annotations
@@ -22,11 +25,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from stragd.discovery.process import read_stat
 from stragd.telemetry.host import HostTelemetry
 from stragd.telemetry.nic import NicTelemetry
+from stragd.telemetry.sockets import Sockets
+from tests.network import Network
 from tests.nic_trees import NicTree
 
 PASSES = 240
@@ -111,11 +117,26 @@ def main() -> None:
         nics = NicTelemetry(Path(directory))
         nics.read(0, 1)
         common = report(f"{NICS} NICs", cpu_ms(lambda: nics.read(0, 1), traffic))
+        connections(Path(directory))
     for children in (0, 4):
         with ranks(children) as pids:
             own = one_host(pids, children)
         target = f" (target {TARGET_MS} ms)" if not children else ""
         print(f"one pass, {children} children each: {common + own:.2f} ms of CPU{target}")
+
+
+def connections(directory: Path) -> None:
+    """Report what the TCP connections of the ranks cost."""
+    with Network(RANKS, 0, directory) as network, network.talkers(connections=2) as pids:
+        starts = {}
+        for pid in pids:
+            stat = read_stat("/proc", pid)
+            assert stat is not None
+            starts[pid] = stat.start_time
+        for name, suspects in (("all suspects", set(pids)), ("nobody suspect", set[int]())):
+            read = partial(Sockets("", answer_seconds=60).read, starts, suspects)
+            figures = cpu_ms(read, lambda _: time.sleep(0.1))
+            report(f"TCP connections of {RANKS} ranks, {name}", figures)
 
 
 def one_host(pids: dict[int, int], children: int) -> float:

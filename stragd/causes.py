@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from stragd.config import Telemetry
 from stragd.diagnosis import Diagnosis, Past, apply, diagnose
-from stragd.diagnosis.signals import STRONG
+from stragd.diagnosis.signals import SURE
 from stragd.finding import Finding, iso_time
 from stragd.findings import FindingStore
 from stragd.jobs import Job, JobTable, clean, kind_of
@@ -40,7 +40,7 @@ class _Held:
     diagnosis: Diagnosis
     seen_ns: int  # CLOCK_REALTIME at the end of the pass that showed the cause
     told: str = ""  # the cause that the journal has
-    guess: tuple[str, int] = ("", 0)  # a weak cause, and the end of the pass that showed it first
+    guess: tuple[str, int] = ("", 0)  # a cause not yet named, and the end of the first pass with it
 
 
 class Causes:
@@ -174,7 +174,7 @@ class Causes:
         if held.finding["state"] not in ("suspect", "confirmed"):
             return
         made = self._diagnose(job, held.finding, slow)
-        if made.name != held.diagnosis.name and 0.0 < made.confidence < STRONG:
+        if made.name != held.diagnosis.name and 0.0 < made.confidence < SURE:
             # On a crowded node any one pass shows some rank worse off: wait for a second.
             if held.guess[0] != made.name:
                 held.guess = (made.name, self._now_ns)
@@ -207,8 +207,15 @@ class Causes:
         return diagnose(finding, ranks.get(number), alike or others, past, slow)
 
     def _living(self, table: JobTable) -> list[Member]:
+        suspects = {job for job, _ in self._held}
         return [
-            Member(job.key, number, clean(rank.identity.host) or self._host, *rank.process)
+            Member(
+                job.key,
+                number,
+                clean(rank.identity.host) or self._host,
+                *rank.process,
+                suspect=job.key in suspects,
+            )
             for job in table.jobs.values()
             for number, rank in job.ranks.items()
             if rank.gone_since is None

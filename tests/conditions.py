@@ -341,6 +341,18 @@ CONDITIONS: tuple[Condition, ...] = (
         "TCP retransmits", "packet-loss", _set("process", retransmits_ppm=20_000.0), where="network"
     ),
     _same(
+        "loss on its own TCP connections",
+        "packet-loss",
+        _set("process", tcp_lost_ppm=10_000.0, tcp_rtt_ms=3.0),
+        where="network",
+    ),
+    _same(
+        "a path with a detour",
+        "network-delay",
+        _set("process", tcp_rtt_ms=20.0, tcp_rtt_least_ms=19.0),
+        where="network",
+    ),
+    _same(
         "congested path",
         "congestion",
         _set(

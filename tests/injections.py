@@ -23,6 +23,7 @@ from tests.network import Network
 
 RANKS = 4
 WATCH = "[windows]\nsteps = 25\n[telemetry]\nseconds = 1\n"
+WATCH_NETWORK = "[windows]\nsteps = 10\n[telemetry]\nseconds = 1\n"
 LEARNT_WINDOWS = 8
 LIMIT = 150.0
 
@@ -200,7 +201,7 @@ def scene(condition: Condition, rank: int) -> Iterator[Scene]:
     """All is well so far."""
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory(prefix="stragd-data-")))
-        watcher = stack.enter_context(daemon(WATCH))
+        watcher = stack.enter_context(daemon(WATCH_NETWORK if any(condition.cable) else WATCH))
         options = arguments(*condition.options(rank, directory))
         network, where = None, {}
         if any(condition.cable):
@@ -212,8 +213,9 @@ def scene(condition: Condition, rank: int) -> Iterator[Scene]:
 
 READING = ("--data", "{directory}")
 LOADING = (*READING, "--direct", "--workers", "1")
-TALKING = ("--buckets", "4", "--step-ms", "30", "--cpu-ms", "3")
-NETWORK_WINDOWS = 30
+TALKING = ("--buckets", "1", "--width", "256", "--step-ms", "30", "--cpu-ms", "1")
+"""One all-reduce of 263 kB a step: at the pace of `Network` it takes longer than all else."""
+NETWORK_WINDOWS = 60
 
 CONDITIONS = {
     "neighbours on its core": Condition(
@@ -231,13 +233,19 @@ CONDITIONS = {
         nothing,
         "packet-loss",
         "network",
-        "TCP retransmits",
+        "lost on the way out",
         trainer=TALKING,
         cable=(0.0, 0.1),
         windows=NETWORK_WINDOWS,
     ),
     "slow network": Condition(
-        nothing, "unknown", "network", trainer=TALKING, cable=(20.0, 0.0), windows=NETWORK_WINDOWS
+        nothing,
+        "network-delay",
+        "network",
+        "TCP round trip",
+        trainer=TALKING,
+        cable=(20.0, 0.0),
+        windows=NETWORK_WINDOWS,
     ),
     "slow by itself": Condition(nothing, "unknown", "unknown", slow_factor=1.4),
 }

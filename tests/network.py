@@ -22,19 +22,48 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.needs import lacking
+from tests.trainer.launch import FIRST
 
 TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
 QUEUE = 1000  # packets, as netem's
+JUMBO = 9000
+SHAPED = "rate {}mbit burst 64k latency 400ms"
+
+
+# Sends 20 kB to each of argv[2:] fifty times a second, over argv[1] connections each.
+TALKER = """
+import socket, sys, threading, time
+count, own, *others = sys.argv[1:]
+def take(peer):
+    while peer.recv(1 << 16): pass
+def serve():
+    while True: threading.Thread(target=take, args=server.accept()[:1], daemon=True).start()
+server = socket.create_server((own, 29400))
+threading.Thread(target=serve, daemon=True).start()
+def connected(other):
+    while True:
+        try: return socket.create_connection((other, 29400), 600)
+        except OSError: time.sleep(0.1)  # it is not there yet
+talks = [connected(other) for other in others for _ in range(int(count))]
+print(flush=True)
+while True:
+    for talk in talks: talk.sendall(bytes(20_000))
+    time.sleep(0.02)
+"""
 
 
 class Network:
-    """Namespaces ``names``, one per rank, with addresses 10.77.0.1 and up."""
+    """Namespaces ``names``, one per rank, with addresses 10.77.0.1 and up.
 
-    def __init__(self, ranks: int, cable_of: int, directory: Path) -> None:
+    Each sends ``mbit`` a second at most: the kernel's pace, and not that of two busy cores, is what
+    a transfer takes.
+    """
+
+    def __init__(self, ranks: int, cable_of: int, directory: Path, mbit: int = 50) -> None:
         self._tag = f"stragd-{uuid.uuid4().hex[:6]}"
         self.switch = f"{self._tag}-sw"
         self.names = [f"{self._tag}-r{rank}" for rank in range(ranks)]
-        self._cable_of = cable_of
+        self._cable_of, self._mbit = cable_of, mbit
         self._faults = directory / "faults"
         self._made: list[str] = []
         self._cable: subprocess.Popen[bytes] | None = None
@@ -60,7 +89,28 @@ class Network:
         """Of a rank."""
         return f"10.77.0.{rank + 1}"
 
+    @contextlib.contextmanager
+    def talkers(self, connections: int = 1) -> Iterator[list[int]]:
+        """A process in each namespace that talks to all others; their pids."""
+        hosts = [self.address(rank) for rank in range(len(self.names))]
+        started: list[subprocess.Popen[bytes]] = []
+        try:
+            for name, own in zip(self.names, hosts, strict=True):
+                talk = [TALKER, str(connections), own, *(other for other in hosts if other != own)]
+                command = ["ip", "netns", "exec", name, sys.executable, "-c", *talk]
+                started.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+            for talker in started:
+                assert talker.stdout is not None
+                talker.stdout.readline()
+            yield [talker.pid for talker in started]
+        finally:
+            for talker in started:
+                talker.kill()
+            for talker in started:
+                talker.wait(60)
+
     def _build(self) -> None:
+        refused = subprocess.run([*FIRST, "true"], capture_output=True, check=False).returncode
         for name in (self.switch, *self.names):
             made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
             if made.returncode:
@@ -73,7 +123,8 @@ class Network:
         for rank, name in enumerate(self.names):
             far = f"port{rank}"
             if rank == self._cable_of:
-                command = [sys.executable, "-m", "tests.network", self.switch, far, name, "eth0"]
+                command = [] if refused else [*FIRST]
+                command += [sys.executable, "-m", "tests.network", self.switch, far, name, "eth0"]
                 self._cable = subprocess.Popen(
                     [*command, str(self._faults)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
                 )
@@ -82,9 +133,11 @@ class Network:
                     lacking("this kernel has no TAP devices")
             else:
                 _ip(self.switch, f"link add {far} type veth peer name eth0 netns {name}")
-            _ip(self.switch, f"link set {far} master br0 up")
+            _ip(self.switch, f"link set {far} mtu {JUMBO} master br0 up")
             _ip(name, f"addr add {self.address(rank)}/24 dev eth0")
-            _ip(name, "link set eth0 up")
+            _ip(name, f"link set eth0 mtu {JUMBO} up")
+            shape = f"qdisc add dev eth0 root tbf {SHAPED.format(self._mbit)}"
+            subprocess.run(["tc", "-n", name, *shape.split()], check=True)
             _ip(name, "route add default via 10.77.0.254")
 
     def _remove(self) -> None:

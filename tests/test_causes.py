@@ -197,6 +197,7 @@ def test_ranks_of_another_stage_are_no_peers(watched: Watched) -> None:
         watched.job.ranks[number].status = status
         watched.collector.waits[number] = 0.5
     watched.collector.waits[SICK] = 0.5
+    watched.window(state="confirmed")  # one peer is not much: it takes a second pass
     assert name(watched.window(state="confirmed")) == "cpu-contention"
 
 
@@ -208,8 +209,21 @@ def test_slow_ranks_are_no_measure_of_health(watched: Watched) -> None:
     for number in (1, 2, 3):
         raw = raw_finding(job=1, id=number, rank=number, state="confirmed")
         scored.append((number, watched.table.finding(watched.job, raw)))
+    watched.causes.explain(watched.job, scored)
+    watched.now += 10  # one healthy peer is not much: it takes a second pass
+    watched.causes.window(watched.table, watched.now)
     found = watched.causes.explain(watched.job, scored)
     assert [finding["cause"]["name"] for _, finding in found] == ["cpu-contention"] * 3
+
+
+def test_ranks_of_a_job_with_a_finding_are_looked_at_closer(watched: Watched) -> None:
+    assert not any(member.suspect for member in watched.collector.members)
+    watched.window(state="suspect")
+    watched.window(state="suspect")
+    assert all(member.suspect for member in watched.collector.members)
+    watched.window()
+    watched.window()
+    assert not any(member.suspect for member in watched.collector.members)
 
 
 def test_a_rank_of_another_node_has_no_telemetry_here(watched: Watched) -> None:
@@ -254,8 +268,9 @@ def test_glances_are_not_more_frequent_than_needed(watched: Watched) -> None:
     assert 2 <= watched.collector.glances <= 4
 
 
-def test_a_weak_cause_waits_for_a_second_pass(watched: Watched) -> None:
-    watched.collector.waits[SICK] = 0.1
+@pytest.mark.parametrize("wait", [0.1, 0.3])
+def test_a_cause_that_is_not_sure_waits_for_a_second_pass(watched: Watched, wait: float) -> None:
+    watched.collector.waits[SICK] = wait
     first = watched.window(state="confirmed")
     assert first is not None
     assert name(first) == "unknown"
@@ -265,7 +280,8 @@ def test_a_weak_cause_waits_for_a_second_pass(watched: Watched) -> None:
     assert name(watched.window(state="confirmed")) == "cpu-contention"
 
 
-def test_one_bad_pass_names_nothing(watched: Watched) -> None:
-    for wait in (0.1, 0.01) * 5:
+@pytest.mark.parametrize("bad", [0.1, 0.3])
+def test_one_bad_pass_names_nothing(watched: Watched, bad: float) -> None:
+    for wait in (bad, 0.01) * 5:
         watched.collector.waits[SICK] = wait
         assert name(watched.window(state="confirmed")) == "unknown"

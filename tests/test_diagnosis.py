@@ -334,6 +334,28 @@ def test_loss_that_everybody_sees_is_the_networks() -> None:
     assert (made.name, made.where) == ("packet-loss", "network")
 
 
+def test_the_rank_that_is_far_from_all_hosts_is_the_networks_slow_one() -> None:
+    job = JobOfSamples(12)
+    ranks = job.window()
+    ranks[job.slow].process.update(tcp_rtt_ms=20.3, tcp_rtt_least_ms=0.08)
+    finding = about("network", None, None)
+    made = diagnose(finding, None, pictures(ranks), job.past())
+    assert (made.name, made.where) == ("network-delay", "network")
+    assert made.evidence[0].startswith("rank 5 on node1: TCP round trip 20.3 ms, peers 0.")
+    assert "shortest in five minutes 0.080 ms" in made.evidence[0]
+    ranks[job.slow].process["tcp_lost_ppm"] = 20_000.0  # who sends again is late as well
+    assert diagnose(finding, None, pictures(ranks), job.past()).name == "packet-loss"
+
+
+def test_all_ranks_of_a_node_behind_one_slow_cable_have_changed() -> None:
+    """The peers that a daemon can read are all on its own node."""
+    finding, ranks, past = everybody("network", "process", tcp_rtt_ms=20.3)
+    made = diagnose(finding, None, ranks, past)
+    assert (made.name, made.where) == ("network-delay", "network")
+    assert "16 of 16 ranks" in made.evidence[0]
+    assert diagnose(finding, None, ranks, Past()).name == "unknown", "that may be its usual way"
+
+
 def test_kinds_that_are_their_own_cause() -> None:
     ranks = pictures(JobOfSamples(13).ranks())
     uneven = diagnose(about("uneven-work", None), None, ranks, Past())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,7 @@ class HandHost:
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.nodes: Mapping[int, int] = {}
+        self.suspects: set[int] = set()
 
     def read(
         self,
@@ -69,8 +71,10 @@ class HandHost:
         start_ns: int,
         end_ns: int,
         numa_nodes: Mapping[int, int] | None = None,
+        suspects: Collection[int] = (),
     ) -> list[Sample]:
         self._fail()
+        self.suspects = set(suspects)
         self.nodes = dict(numa_nodes or {})
         return [Sample("process", str(pid), "", start_ns, end_ns) for pid in pids]
 
@@ -124,6 +128,10 @@ def test_process_gpu_and_nics_are_joined(tmp_path: Path) -> None:
         assert nics(rank) == [f"mlx5_{number}/1"]
         assert rank.node is not None
     assert node.host.nodes == {100 + rank: rank // 4 for rank in range(8)}
+    assert node.host.suspects == set()
+    node.members[1] = replace(node.members[1], suspect=True)
+    node.joined()
+    assert node.host.suspects == {101}
 
 
 def test_stray_contexts_on_the_first_gpu_are_not_taken_for_the_ranks_own(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from stragd.telemetry.rank_process import THREADS_AFTER
+from stragd.telemetry.sockets import LOOK_EVERY
 from stragd.telemetry.tasks import parse_stat
 from tests.hosts import SPIN, Host, RealCgroups, cpus, more_than_twin, pinned, waits_more_than_twin
 from tests.needs import lacking
@@ -423,6 +424,8 @@ time.sleep(600)
         assert sample.values["worker_count"] == 16
         assert any("24 children" in note for note in sample.notes)
         assert any("301 threads" in note for note in sample.notes)
+        for _ in range(LOOK_EVERY):  # by then its sockets have been looked for
+            host.read()
         held = len(os.listdir("/proc/self/fd"))
         for _ in range(30):
             host.read()

@@ -55,10 +55,23 @@ NIC_CAUSES = (
             "nic.timeout_ppm",
             "nic.loss_sender_ppm",
             "nic.loss_receiver_ppm",
+            "process.tcp_lost_ppm",
+            "process.tcp_out_of_order_ppm",
             "process.retransmits_ppm",
         ),
         "look for drops on the path: switch counters, PFC and ECN settings; try another port",
+        context=("process.tcp_host_count",),
         symptom_of=("link-flap", "nic-errors", "nic-degraded", "nic-host-side"),
+    ),
+    Cause(
+        "network-delay",
+        "network",
+        0.78,
+        ("process.tcp_rtt_ms",),
+        "look at the path from that host: a detour, a full queue, a tunnel; compare with ping, mtr",
+        context=("process.tcp_rtt_least_ms", "process.tcp_host_count"),
+        # Who sends again, or at a lower rate, waits in a queue as well.
+        symptom_of=("nic-degraded", "link-flap", "nic-errors", "nic-host-side", "packet-loss"),
     ),
     Cause(
         "congestion",

@@ -265,6 +265,19 @@ SIGNALS: dict[str, Signal] = {
         5000,
         "OWN: sound networks stay under 100",
     ),
+    "process.tcp_lost_ppm": Signal(
+        "TCP segments per million lost on the way out", 500, 20_000, 5000, "OWN: as retransmits"
+    ),
+    "process.tcp_out_of_order_ppm": Signal(
+        "TCP segments per million out of order on the way in",
+        2000,
+        50_000,
+        None,
+        "OWN: paths of one flow may differ, and then nothing is lost",
+    ),
+    "process.tcp_rtt_ms": Signal(
+        "TCP round trip", 1, 20, None, "OWN: more than busy hosts and switches in a room make"
+    ),
     # NIC: congestion, and a host that cannot keep up
     "nic.cnp_handled_ppm": Signal(
         "told to slow down, per million packets", 1000, 50_000, None, "OWN: normal under load"
@@ -323,6 +336,9 @@ NAMED = 0.4
 STRONG = 0.7
 """Confidence from which a cause says more about the place than the timing does. OWN: what a clear
 deviation from several peers gets."""
+SURE = 0.9
+"""Confidence from which one pass is enough to name a cause. OWN: with less, a second of a busy node
+shows any rank far worse off than three peers."""
 BUSY_UTILISATION = 0.3
 BUSY_SM_ACTIVE = 0.1
 """A GPU is busy from either on. OWN: between a data-bound trainer (half busy) and a GPU between

@@ -25,6 +25,8 @@ CONTEXT = {
     "gpu.pcie_width_count": "PCIe lanes",
     "gpu.pcie_generation_count": "PCIe generation",
     "process.cpu_share": "CPUs used",
+    "process.tcp_rtt_least_ms": "shortest in five minutes",
+    "process.tcp_host_count": "hosts it sends to",
 }
 """Quantities that are shown and not judged."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
@@ -39,6 +39,8 @@ class Member:
     host: str
     pid: int
     start_ticks: int
+    suspect: bool = False
+    """Its job has an open finding: look closer."""
 
 
 class GpuReader(Protocol):
@@ -65,6 +67,7 @@ class HostReader(Protocol):
         start_ns: int,
         end_ns: int,
         numa_nodes: Mapping[int, int] | None = None,
+        suspects: Collection[int] = (),
     ) -> list[Sample]: ...
     def read_node(self, start_ns: int, end_ns: int) -> Sample: ...
     def glance(self) -> None: ...
@@ -219,7 +222,8 @@ class Collector:
         if self._nic is not None and self._gpu is not None:
             for pid, gpu in self._gpus(pids).items():
                 nodes[pid] = self._nic.numa_node_of(gpu)
-        for sample in self._host.read(pids, this.start_ns, this.end_ns, nodes):
+        suspects = {m.pid for m in this.members if m.suspect}
+        for sample in self._host.read(pids, this.start_ns, this.end_ns, nodes, suspects):
             this.processes[int(sample.subject)] = sample
         this.node = self._host.read_node(this.start_ns, this.end_ns)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from stragd.discovery.hardware import cpu_class
@@ -14,6 +14,7 @@ from stragd.telemetry.node import Node
 from stragd.telemetry.placement import NumaNodes
 from stragd.telemetry.rank_process import Gone, Pass, RankProcess
 from stragd.telemetry.sample import Sample
+from stragd.telemetry.sockets import LATE, Sockets
 from stragd.telemetry.tcp import Namespaces
 
 MAX_RANKS = 1024
@@ -35,6 +36,7 @@ class HostTelemetry:
         self._ranks: dict[int, RankProcess] = {}
         self._cgroups = Cgroups(self._root)
         self._namespaces = Namespaces()
+        self._sockets = None if self._root else Sockets(self._root)
         self._numa = NumaNodes(self._root)
         self._node = Node(self._root)
         self._cpu = cpu_class(f"{self._root}/proc")
@@ -46,16 +48,20 @@ class HostTelemetry:
         start_ns: int,
         end_ns: int,
         numa_nodes: Mapping[int, int] | None = None,
+        suspects: Collection[int] = (),
     ) -> list[Sample]:
         """One sample per process of ``pids`` (pid -> start time in clock ticks after boot).
 
         Differences are to the last call; the first has only states. A process that is not asked
         for any more is forgotten. ``numa_nodes``: pid -> NUMA node of its GPU, where known.
+        The TCP connections of ``suspects`` are read every time, those of others now and then.
         """
         this = Pass(self._clock(), pids, (self._delayacct.read() or b"").strip() == b"1")
         self._ranks = {pid: rank for pid, rank in self._ranks.items() if pid in pids}
         samples: list[Sample] = []
-        for pid, start_ticks in list(pids.items())[:MAX_RANKS]:
+        pids = dict(list(pids.items())[:MAX_RANKS])
+        connections = self._sockets.read(pids, suspects) if self._sockets else {}
+        for pid, start_ticks in pids.items():
             rank = self._ranks.get(pid)
             if rank is None or rank.start_ticks != start_ticks:
                 rank = self._ranks[pid] = RankProcess(self._root, pid, start_ticks, self._reader)
@@ -65,6 +71,8 @@ class HostTelemetry:
             silent = ""
             try:
                 values, notes = rank.read(this, self._cgroups, self._namespaces, self._numa, node)
+                values.update((connections or {}).get(pid, {}))
+                notes += [LATE] if connections is None else []
             except Gone as gone:
                 silent = str(gone)
             samples.append(

@@ -55,6 +55,20 @@ PROCESS: Final[Quantities] = {
         "per 10^6",
         "TCP segments sent again of those sent, in the whole network namespace of the process",
     ),
+    "tcp_rtt_ms": (
+        "ms",
+        "round trip of its TCP connections, smoothed; median over the other hosts it sends to",
+    ),
+    "tcp_rtt_least_ms": ("ms", "the shortest round trip to that host in the last five minutes"),
+    "tcp_host_count": ("hosts", "other hosts that it sends to over TCP"),
+    "tcp_lost_ppm": (
+        "per 10^6",
+        "TCP segments that it sent again and that were missing; all hosts but the worst",
+    ),
+    "tcp_out_of_order_ppm": (
+        "per 10^6",
+        "TCP segments that came to it out of order; all hosts but the worst",
+    ),
     **_PRESSURE,
 }
 

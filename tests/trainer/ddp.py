@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
-WIDTH, BATCH = 64, 16
+BATCH = 16
 
 
 class DeviceWait(torch.autograd.Function):
@@ -41,11 +41,11 @@ class DeviceWait(torch.autograd.Function):
 
 
 class Network(nn.Module):
-    """A small MLP: ``layers`` square layers, so that every layer can be one bucket."""
+    """A small MLP: square layers, so that every layer can be one bucket."""
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, width: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
         self.waits: list[Any] = [None] * layers  # before the gradient of layer i
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
@@ -81,15 +81,15 @@ class DataFile:
 class Samples(IterableDataset):  # type: ignore[type-arg]
     """Endless random batches with a target that can be learnt."""
 
-    def __init__(self, rank: int, data: DataFile | None) -> None:
-        self.rank, self.data = rank, data
+    def __init__(self, rank: int, width: int, data: DataFile | None) -> None:
+        self.rank, self.width, self.data = rank, width, data
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         source = torch.Generator().manual_seed(self.rank)
         while True:
             if self.data is not None:
                 self.data.read_batch()
-            value = torch.randn(BATCH, WIDTH, generator=source)
+            value = torch.randn(BATCH, self.width, generator=source)
             yield value, torch.sin(value)
 
 
@@ -97,6 +97,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     pace.add_options(parser)
     parser.add_argument("--buckets", type=int, default=2, help="all-reduces per step")
+    parser.add_argument("--width", type=int, default=64, help="of a layer: width^2 + width floats")
     parser.add_argument("--overlap", action="store_true", help="all-reduces beside backward waits")
     parser.add_argument("--workers", type=int, default=0, help="data-loader processes per rank")
     parser.add_argument("--data", default="", help="directory: batches are read from files there")
@@ -109,7 +110,7 @@ def parse() -> argparse.Namespace:
 
 def parallel(network: Network) -> DistributedDataParallel:
     """DDP with one bucket per layer; torch alone would put a small model into one bucket."""
-    one_layer = (WIDTH * WIDTH + WIDTH) * 4
+    one_layer = sum(p.numel() for p in network.layers[0].parameters()) * 4
     dist._DEFAULT_FIRST_BUCKET_BYTES = one_layer  # type: ignore[attr-defined]
     return DistributedDataParallel(network, bucket_cap_mb=one_layer / 2**20)  # type: ignore[arg-type]
 
@@ -129,13 +130,15 @@ def main() -> int:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     rank_pace = pace.Pace(options, rank, pace.Record(options.record))
-    network = Network(options.buckets)
+    network = Network(options.buckets, options.width)
     if options.overlap:
         network.waits = spread(rank_pace, options.buckets)
     model = parallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     data = DataFile(f"{options.data}/rank{rank}.data", options) if options.data else None
-    batches = iter(DataLoader(Samples(rank, data), batch_size=None, num_workers=options.workers))
+    batches = iter(
+        DataLoader(Samples(rank, options.width, data), batch_size=None, num_workers=options.workers)
+    )
     losses: list[torch.Tensor] = []
     for step in range(options.steps):
         rank_pace.begin_step()

@@ -8,6 +8,8 @@ from pathlib import Path
 
 TRAINERS = Path(__file__).resolve().parent
 PYTHON = "/usr/bin/python3"  # Debian's own: it sees python3-torch
+FIRST = ("chrt", "--rr", "1")
+"""Before all else on the machine: what is measured is the network, and not who has a CPU."""
 
 
 def torchrun(
@@ -34,7 +36,7 @@ def torchrun(
 def apart(script: str, namespaces: Sequence[str], master: str, *arguments: str) -> list[str]:
     """Start one rank in each network namespace, over its device eth0; ends when all have ended.
 
-    ``master`` is the address of the first rank there.
+    They go before all else on the machine. ``master`` is the address of the first rank there.
     """
     ranks = []
     for rank, namespace in enumerate(namespaces):
@@ -48,5 +50,5 @@ def apart(script: str, namespaces: Sequence[str], master: str, *arguments: str) 
         }
         command = ["env", *(f"{name}={value}" for name, value in environment.items())]
         command += [PYTHON, "-u", str(TRAINERS / script), *arguments]
-        ranks.append(shlex.join(["ip", "netns", "exec", namespace, *command]))
+        ranks.append(shlex.join([*FIRST, "ip", "netns", "exec", namespace, *command]))
     return ["/bin/sh", "-c", " & ".join([*ranks, "wait"])]
