@@ -132,7 +132,7 @@ def test_causes_have_their_place_and_what_deviates(page: Page) -> None:
     }
     page.now = snapshot(findings=[known, other])
     found = page.samples()["stragd_finding_cause_confidence"]
-    evidence = "SM clock; HW thermal slowdown; mlx5_0/1: link lanes; traced by process"
+    evidence = "HW thermal slowdown; SM clock; mlx5_0/1: link lanes; traced by process"
     about = {"job": "llama", "rank": 2}
     assert found == {
         labels(**about, kind="straggler", cause="thermal-throttle", where="machine",
@@ -140,6 +140,10 @@ def test_causes_have_their_place_and_what_deviates(page: Page) -> None:
         labels(**about, kind="intermittent", cause="unknown", where="unknown",
                evidence="nobody has looked"): 0,
     }  # fmt: skip
+    first, *rest = known["cause"]["evidence"]
+    turned = "; ".join(reversed(first.split("; ")))
+    known["cause"]["evidence"] = [turned, *rest]
+    assert page.samples()["stragd_finding_cause_confidence"] == found, "a series must not change"
     read = page.samples()["stragd_telemetry_read_seconds"]
     assert read == {labels(collector="telemetry_host"): 0.002}
 

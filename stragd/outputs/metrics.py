@@ -435,12 +435,12 @@ def _findings(page: _Page, now: Snapshot, max_series: int) -> None:
 
 
 def _deviates(cause: Cause) -> str:
-    """The first evidence line of a cause without numbers: "SM clock; HW thermal slowdown"."""
+    """The first evidence line of a cause without numbers, in one order: a label must not change."""
     first = cause["evidence"][0] if cause["evidence"] else "nobody has looked"
     if cause["name"] == "unknown":
         # "there is no telemetry of this rank", but not "compared with 3 peers ...".
         return "nothing deviates" if any(c.isdigit() for c in first) else first[:MAX_EVIDENCE]
-    return "; ".join(_READING.sub("", part) for part in first.split("; "))[:MAX_EVIDENCE]
+    return "; ".join(sorted(_READING.sub("", part) for part in first.split("; ")))[:MAX_EVIDENCE]
 
 
 def _seconds(milliseconds: float | None) -> float | None:
