@@ -4,7 +4,8 @@
 
 use super::case::{Case, How};
 use super::finding::straggler;
-use super::groups::{key, Groups, Member, MIN_PEERS};
+use super::groups::{key, Groups, MIN_PEERS};
+use super::members::Member;
 use super::rank::{Around, Beside, OFTEN};
 use super::ranks::{One, Ranks};
 use super::scan::LEAST_PAST;

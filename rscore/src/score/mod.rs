@@ -6,6 +6,7 @@
 //!                                            └► compare (class, stage) ┘
 //! ```
 //!
+//! `quiet` judges the ranks of which nothing is said, eight at a time, and leaves `rank` the others.
 //! `estimate` and `series` hold the mathematics and know no findings. `docs/scoring.md` has the
 //! derivations, and `stragd/scoring` the same text in plain Python, which this equals bit for bit.
 
@@ -17,6 +18,7 @@ mod fast;
 mod finding;
 mod groups;
 mod job;
+mod members;
 mod quiet;
 mod rank;
 mod ranks;

@@ -3,7 +3,8 @@
 
 use super::block::{column, Block, Scores, Spreads, Wide, WIDE};
 use super::estimate::{Middle, GROSS, RUN};
-use super::groups::{Group, Members, SMALL_GROUP};
+use super::groups::{Group, SMALL_GROUP};
+use super::members::Members;
 use super::rank::{FASTER, GROSS_ENDS, HIGH_LEAST, HIGH_SIGMAS, TRUSTED};
 use super::scan::{Ceiling, LEAST_PAST, SUSPECT_SHARE};
 use super::series::{Noise, DIFFERENCES, JUMP, LIKE_PEERS, MOST, NOISE_KEEP, OWN_MOST};
@@ -308,7 +309,7 @@ fn judge_lanes<V: Vector>(
 #[cfg(test)]
 mod tests {
     use super::super::block::RankScore;
-    use super::super::groups::{Member, Place};
+    use super::super::members::{Member, Place};
     use super::super::series::Spread;
     use super::*;
 

@@ -3,7 +3,8 @@
 use super::case::{suspect, Case, Evidence, How, MEMORY};
 use super::estimate::RUN;
 use super::finding::{finding, of_rank, straggler};
-use super::groups::{Member, MIN_PEERS};
+use super::groups::MIN_PEERS;
+use super::members::Member;
 use super::ranks::One;
 use super::scan::{scan, Ceiling, Change, Test, Widths, LEAST_PAST};
 use super::series::{Noise, Series, Spread};
