@@ -10,6 +10,7 @@ import argparse
 import os
 import platform
 import sys
+from pathlib import Path
 
 from bench import (
     callback,
@@ -75,16 +76,28 @@ def processor() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHES))
-    names = parser.parse_args().names or list(BENCHES)
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="FILE",
+        help="score: another build of stragd/_rscore.abi3.so, given the same windows in turn",
+    )
+    arguments = parser.parse_args()
+    names = arguments.names or list(BENCHES)
     unknown = [name for name in names if name not in BENCHES]
     if unknown:
         parser.error(f"{unknown[0]}: no such bench; there are {', '.join(BENCHES)}")
+    if arguments.against is not None and names != ["score"]:
+        parser.error("--against goes with the bench score alone")
     if os.geteuid() != 0 and set(names) - FOR_ANYBODY:
         parser.error("these benches attach eBPF probes and need root")
     print(f"Linux {platform.release()}, {processor()}, {os.cpu_count()} CPUs. CPU only, no GPU.\n")
     for name in names:
         print(f"## {name}\n", flush=True)
-        BENCHES[name]()
+        if name == "score":
+            score.main(arguments.against)
+        else:
+            BENCHES[name]()
         print(flush=True)
     return 0
 

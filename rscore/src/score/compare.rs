@@ -84,7 +84,8 @@ pub(super) fn compare(
             for kind in [Kind::Imbalance, Kind::UnevenWork] {
                 let related = alike[&bucket(kind, group)];
                 if related.count > 1 && (kind == Kind::Imbalance || group.key.1 == 0) {
-                    let row = &rows[groups.members[group.from].row as usize];
+                    let first = groups.number(group, 0);
+                    let row = &rows[groups.members.places[first].row as usize];
                     let waited = stragglers.iter().filter(|one| one.signature != group.key.0);
                     let waited = waited.map(|one| one.extra_ns).fold(0.0, f64::max);
                     judge(compared, kind, group, &related, row, waited, config, next_id);

@@ -4,7 +4,8 @@
 
 use super::case::{Case, How};
 use super::finding::straggler;
-use super::groups::{key, Groups, Member, MIN_PEERS};
+use super::groups::{key, Groups, MIN_PEERS};
+use super::members::Member;
 use super::rank::{Around, Beside, OFTEN};
 use super::ranks::{One, Ranks};
 use super::scan::LEAST_PAST;
@@ -59,15 +60,16 @@ struct Excursion {
 
 /// Whether a member can be compared with the rank's own past, which it is then.
 pub(super) fn look_back(member: &mut Member, row: &RankWindow, ranks: &Ranks) -> bool {
-    let slot = member.slot as usize;
+    let slot = member.place.slot as usize;
     let Some(one) = ranks.identities.get(slot) else { return false };
     let same = one.key == key(row) && one.world_size == row.world_size;
     let inferred = row.flags & flag::STEPS_NOT_INFERRED == 0;
     let entry = &ranks.entries[slot];
-    if !same || !inferred || row.first_step < one.last_step || entry.known <= LEAST_PAST as u32 {
+    let learning = ranks.scores.count(slot) <= LEAST_PAST;
+    if !same || !inferred || row.first_step < one.last_step || learning {
         return false;
     }
-    (member.excess, member.proven) = (member.value - entry.usual, entry.proven);
+    (member.excess, member.place.proven) = (member.value - ranks.scores.usual(slot), entry.proven);
     true
 }
 
@@ -91,15 +93,15 @@ impl FastScore {
         self.tail *= TAIL_KEEP;
         for place in 0..groups.groups.len() {
             let group = groups.groups[place];
-            for number in group.from..group.to {
-                let (member, reference) = groups.member(&group, number);
-                if member.proven || (member.others as usize) < MIN_PEERS {
+            for number in 0..group.len() {
+                let (member, reference) = groups.member(groups.number(&group, number));
+                if member.place.proven || (member.others as usize) < MIN_PEERS {
                     continue;
                 }
                 let value = member.excess - reference;
                 squares += (value * value).min(MOST * deviation * deviation);
                 count += 1.0;
-                let entry = &mut ranks.entries[member.slot as usize];
+                let entry = &mut ranks.entries[member.place.slot as usize];
                 let before = std::mem::take(&mut entry.fast);
                 if value < LEAST {
                     if before > 0.0 {
@@ -109,16 +111,17 @@ impl FastScore {
                 }
                 entry.fast = value;
                 let beside = match group.len() > MIN_PEERS {
-                    true => groups.beside(&group, number, values),
+                    true => groups.beside(&member, values),
                     false => Beside { level: value, ..Beside::NOBODY },
                 };
-                let mut one = ranks.one(member.slot);
                 let excursion = Excursion { value, before, deviation, beside };
                 let around = groups.around(&group, 0);
-                if self.weigh(&mut one, &member, &excursion, base, &around, next_id) {
-                    let row = &base.rows[member.row as usize];
-                    one.cases.tell_work(groups.work(place, base.rows, row));
-                }
+                ranks.change(member.place.slot, |one| {
+                    if self.weigh(one, &member, &excursion, base, &around, next_id) {
+                        let row = &base.rows[member.place.row as usize];
+                        one.cases.tell_work(groups.work(place, base.rows, row));
+                    }
+                });
             }
         }
         if count > 0.0 {
@@ -138,7 +141,7 @@ impl FastScore {
         next_id: &mut u64,
     ) -> bool {
         let Excursion { value, before, deviation, beside } = *excursion;
-        let mut row = base.rows[member.row as usize];
+        let mut row = base.rows[member.place.row as usize];
         row.window = base.recent[0].0 + 1;
         if before == 0.0 {
             one.cases.fast_since = (row.window, row.start_time_ns());

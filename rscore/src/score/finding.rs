@@ -2,7 +2,8 @@
 
 use super::case::Case;
 use super::estimate::confidence;
-use super::groups::{Member, MIN_PEERS};
+use super::groups::MIN_PEERS;
+use super::members::Member;
 use super::rank::{Around, Beside};
 use super::{Basis, Finding, Kind};
 use crate::window::{flag, RankWindow};

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::estimate::{level_limit, spread, Middle};
+use super::members::{Member, Members, Place};
 use super::rank::{Around, Beside};
 use super::rows::Accepted;
 use super::{reason, Abstention};
@@ -14,51 +15,20 @@ const STEPS_SLACK: f64 = 3.0;
 /// Peers that can outvote a rank.
 pub(super) const MIN_PEERS: usize = 3;
 /// Groups in which one member counts for the spread.
-const SMALL_GROUP: usize = 16;
+pub(super) const SMALL_GROUP: usize = 16;
 /// Spread of the values below which none is believed when it is a unit of confidence (ln).
 const LEAST_SPREAD: f64 = 0.03;
 
 /// (signature, STEPS_NOT_INFERRED or 0, class): ranks of one key are peers.
 pub(super) type Key = (u64, u32, u32);
 
-/// One row that can be judged.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Member {
-    /// Index into the window's rows.
-    pub row: u32,
-    /// Index into the job's ranks.
-    pub slot: u32,
-    /// Of the row, ns.
-    pub own: f64,
-    /// Standard error of `own` that the row states, over that (ln); 0 where it states none.
-    pub stated: f64,
-    /// ln of own time; of its share of wall where steps are not inferred.
-    pub value: f64,
-    /// Value over the rank's own past; NaN while it has none.
-    pub excess: f64,
-    /// How many others there are to compare with. Of a copy by `Groups::member`.
-    pub others: u32,
-    /// Confirmed to be slow already: then it says nothing about everybody.
-    pub proven: bool,
-    /// Its past does not count any more.
-    pub anew: bool,
-    /// Timed on CPUs, which it may share.
-    pub host: bool,
-}
-
-impl Member {
-    pub fn is_known(&self) -> bool {
-        !self.excess.is_nan()
-    }
-}
-
 /// Ranks that are peers of each other, by rank.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Group {
     pub key: Key,
-    /// Range of `Groups::members`.
-    pub from: usize,
-    pub to: usize,
+    /// Range of `Groups::order`.
+    from: usize,
+    to: usize,
     /// Of the values.
     pub middle: Middle,
     pub median: f64,
@@ -80,18 +50,19 @@ impl Group {
 /// Groups of one window; reused, so that a steady job allocates nothing.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
-    pub members: Vec<Member>,
+    pub members: Members,
     pub groups: Vec<Group>,
+    /// Numbers of the members, by group and rank; empty when there is one group.
+    order: Vec<u32>,
     /// The two largest own times of each signature, ns, in any class: what bounds a step.
     pub slowest: HashMap<u64, (f64, f64)>,
     /// Excesses of the healthy that have a past, in no order.
     pub everybody: Vec<f64>,
-    /// Transfer times that are known, ns, and the stated errors (`Member::stated`) of those who
-    /// state one, in no order.
+    /// Transfer times that are known, ns, in no order.
     pub transfers: Vec<f64>,
-    stated: Vec<f64>,
-    /// What all members share, when it is one key.
-    alike: Option<Key>,
+    /// Keys in the order in which they were met, and each one's place.
+    keys: Vec<Key>,
+    places: HashMap<Key, u32>,
     all: Pool,
     scratch: Vec<f64>,
 }
@@ -113,13 +84,14 @@ impl Groups {
         mut look_back: impl FnMut(&mut Member, &RankWindow) -> bool,
     ) {
         let usual = self.usual_steps(rows, accepted);
-        self.members.clear();
-        self.members.reserve_exact(slots.len());
-        for values in [&mut self.transfers, &mut self.stated, &mut self.everybody] {
+        self.members.start(slots.len());
+        self.keys.clear();
+        self.places.clear();
+        for values in [&mut self.transfers, &mut self.everybody] {
             values.clear();
             values.reserve_exact(slots.len());
         }
-        let (mut first, mut alike) = (None, true);
+        let mut group = 0;
         for (&place, &slot) in accepted.places.iter().zip(slots) {
             let row = &rows[place as usize];
             let partial = row.flags & flag::PARTIAL != 0;
@@ -141,55 +113,83 @@ impl Groups {
                     0 => row.own.ln(),
                     _ => (row.own / row.wall).ln(),
                 };
-                let (own, host) = (row.own, row.source == source::GLOO);
+                let own = row.own;
                 let stated = if row.own_se > 0.0 { row.own_se / own } else { 0.0 };
-                let (excess, others, proven, anew) = (f64::NAN, 0, false, false);
-                let mut member = Member {
-                    row: place,
-                    slot,
-                    own,
-                    stated,
-                    value,
-                    excess,
-                    others,
-                    proven,
-                    anew,
-                    host,
-                };
+                let host = row.source == source::GLOO;
+                let place = Place { row: place, slot, host, ..Place::default() };
+                let (excess, others) = (f64::NAN, 0);
+                let mut member = Member { place, own, stated, value, excess, others };
                 if !look_back(&mut member, row) {
                     continue;
-                }
-                if row.own_se > 0.0 {
-                    self.stated.push(stated);
                 }
                 if row.comm > 0.0 {
                     self.transfers.push(row.comm);
                 }
-                alike &= *first.get_or_insert(key(row)) == key(row);
-                self.members.push(member);
+                let key = key(row);
+                if self.keys.get(group as usize) != Some(&key) {
+                    let new = self.keys.len() as u32;
+                    group = *self.places.entry(key).or_insert(new);
+                    if group == new {
+                        self.keys.push(key);
+                    }
+                }
+                member.place.group = group;
+                self.members.push(&member);
             }
         }
-        self.alike = first.filter(|_| alike);
     }
 
-    /// Puts what was selected into groups.
-    pub fn arrange(&mut self, rows: &[RankWindow]) {
+    /// Puts what was selected into groups, by key.
+    pub fn arrange(&mut self) {
         self.groups.clear();
         self.slowest.clear();
-        if let Some(key) = self.alike {
-            self.add(key, 0, self.members.len());
+        self.order.clear();
+        if self.keys.len() <= 1 {
+            if let Some(key) = self.keys.first() {
+                self.add(*key, 0, self.members.len());
+            }
             return;
         }
-        // Stable: by rank within a group.
-        let of = |member: &Member| key(&rows[member.row as usize]);
-        self.members.sort_by_key(of);
-        let mut from = 0;
-        while from < self.members.len() {
-            let key = of(&self.members[from]);
-            let same = self.members[from..].iter().take_while(|member| of(member) == key).count();
-            self.add(key, from, from + same);
-            from += same;
+        let mut sorted: Vec<usize> = (0..self.keys.len()).collect();
+        sorted.sort_unstable_by_key(|met| self.keys[*met]);
+        let mut group_of = vec![0; sorted.len()];
+        (0..).zip(&sorted).for_each(|(group, met)| group_of[*met] = group);
+        let mut ends = vec![0; sorted.len()];
+        for place in &mut self.members.places {
+            place.group = group_of[place.group as usize];
+            ends[place.group as usize] += 1;
         }
+        let mut begin = 0;
+        for end in &mut ends {
+            (*end, begin) = (begin, begin + *end);
+        }
+        self.order.resize(self.members.len(), 0);
+        for (number, place) in (0..).zip(&self.members.places) {
+            let end = &mut ends[place.group as usize];
+            self.order[*end] = number;
+            *end += 1;
+        }
+        let mut from = 0;
+        for (met, to) in sorted.into_iter().zip(ends) {
+            self.add(self.keys[met], from, to);
+            from = to;
+        }
+    }
+
+    /// Number of a group's member, by rank.
+    pub fn number(&self, group: &Group, member: usize) -> usize {
+        let place = group.from + member;
+        self.order.get(place).map_or(place, |number| *number as usize)
+    }
+
+    /// The first member of the first group; there must be one.
+    pub fn first(&self) -> Place {
+        self.members.places[self.order.first().map_or(0, |number| *number as usize)]
+    }
+
+    /// Numbers of the members of a group, by rank.
+    pub fn of(&self, group: &Group) -> impl Iterator<Item = usize> + Clone + use<'_> {
+        numbers(&self.order, group.from, group.to)
     }
 
     /// Median of the steps in whole windows; 0 without any.
@@ -208,15 +208,14 @@ impl Groups {
     }
 
     fn add(&mut self, key: Key, from: usize, to: usize) {
-        let members = &self.members[from..to];
         let slowest = self.slowest.entry(key.0).or_default();
         self.scratch.clear();
-        self.scratch.extend(members.iter().map(|member| {
-            if member.own > slowest.1 {
-                let first = member.own > slowest.0;
-                *slowest = if first { (member.own, slowest.0) } else { (slowest.0, member.own) };
+        self.scratch.extend(numbers(&self.order, from, to).map(|number| {
+            let own = self.members.owns[number];
+            if own > slowest.1 {
+                *slowest = if own > slowest.0 { (own, slowest.0) } else { (slowest.0, own) };
             }
-            member.value
+            self.members.values[number]
         }));
         let middle = Middle::of(&mut self.scratch);
         let median = middle.median();
@@ -236,28 +235,41 @@ impl Groups {
 
     /// Takes together what happened to whom; `member` has what happened to the others of each.
     pub fn set_references(&mut self) {
-        let single = self.groups.len() == 1;
-        if !single {
-            for group in &mut self.groups {
-                let members = &self.members[group.from..group.to];
-                group.peers = Pool::of(members, &mut self.everybody, &mut self.scratch);
+        let Groups { members, groups, order, everybody, scratch, .. } = self;
+        let slow = members.places.iter().any(|place| place.proven);
+        let mut pool = |numbers| Pool::of(members, numbers, slow, everybody, scratch);
+        if groups.len() > 1 {
+            for group in groups.iter_mut() {
+                group.peers = pool(numbers(order, group.from, group.to));
             }
         }
-        self.all = Pool::of(&self.members, &mut self.everybody, &mut self.scratch);
-        if let (true, Some(group)) = (single, self.groups.first_mut()) {
+        self.all = pool(numbers(&[], 0, members.len()));
+        if let [group] = &mut groups[..] {
             group.peers = self.all;
         }
     }
 
-    /// A member of a group, and what happened to the others (median): of its peers, or of the whole job where they are
-    /// fewer than three.
-    #[inline]
-    pub fn member(&self, group: &Group, number: usize) -> (Member, f64) {
-        let mut member = self.members[number];
-        let itself = usize::from(member.is_known());
-        let enough = group.peers.known.count >= MIN_PEERS + itself;
-        let pool = if enough { &group.peers } else { &self.all };
-        member.others = (pool.known.count - itself) as u32;
+    /// What the references of a group's known (or unknown) members are taken of.
+    fn pool(&self, group: &Group, known: bool) -> Pool {
+        match group.peers.known.count >= MIN_PEERS + usize::from(known) {
+            true => group.peers,
+            false => self.all,
+        }
+    }
+
+    /// The healthy whose median is the reference of a group's known and healthy members, when
+    /// their peers can outvote them.
+    pub fn healthy(&self, group: &Group) -> Option<Middle> {
+        let healthy = self.pool(group, true).healthy;
+        (healthy.count > 1 && group.len() > MIN_PEERS).then_some(healthy)
+    }
+
+    /// A member, and what happened to the others (median): of its peers, or of the whole job
+    /// where they are fewer than three.
+    pub fn member(&self, number: usize) -> (Member, f64) {
+        let mut member = self.members.get(number);
+        let pool = self.pool(&self.groups[member.place.group as usize], member.is_known());
+        member.others = (pool.known.count - usize::from(member.is_known())) as u32;
         (member, pool.reference(&member))
     }
 
@@ -269,9 +281,11 @@ impl Groups {
 
     /// Median of the standard errors that the windows state (ln); 0 where none does.
     pub fn stated_error(&mut self) -> f64 {
-        match self.stated.is_empty() {
+        self.scratch.clear();
+        self.scratch.extend(self.members.stated.iter().filter(|stated| **stated > 0.0));
+        match self.scratch.is_empty() {
             true => 0.0,
-            false => Middle::of(&mut self.stated).median(),
+            false => Middle::of(&mut self.scratch).median(),
         }
     }
 
@@ -282,11 +296,11 @@ impl Groups {
         if group.len() <= MIN_PEERS {
             return f64::NAN;
         }
-        let members = &self.members[group.from..group.to];
-        let scratch = &mut self.scratch;
+        let members = numbers(&self.order, group.from, group.to);
+        let (places, scratch) = (&self.members.places, &mut self.scratch);
         let usual = *group.usual_bytes.get_or_insert_with(|| {
             scratch.clear();
-            scratch.extend(members.iter().map(|member| rows[member.row as usize].bytes));
+            scratch.extend(members.map(|number| rows[places[number].row as usize].bytes));
             Middle::of(scratch).median()
         });
         if usual > 0.0 {
@@ -297,19 +311,30 @@ impl Groups {
     }
 
     /// A member of a group of more than one beside the others.
-    pub fn beside(&self, group: &Group, member: usize, scratch: &mut Vec<f64>) -> Beside {
-        let value = self.members[member].value;
-        let others = group.middle.median_without(value);
+    pub fn beside(&self, member: &Member, scratch: &mut Vec<f64>) -> Beside {
+        let group = &self.groups[member.place.group as usize];
+        let others = group.middle.median_without(member.value);
         let (mut natural, mut limit) = (group.spread, group.level_limit);
         if group.len() <= SMALL_GROUP {
-            let places = (group.from..group.to).filter(|place| *place != member);
+            let Members { places, values, .. } = &self.members;
+            let peers = self.of(group).filter(|peer| places[*peer].slot != member.place.slot);
             scratch.clear();
-            scratch.extend(places.map(|place| self.members[place].value));
+            scratch.extend(peers.map(|peer| values[peer]));
             natural = spread(scratch, others);
             limit = level_limit(natural, group.len() - 1);
         }
-        Beside { others, level: value - others, limit, spread: natural.max(LEAST_SPREAD) }
+        let level = member.value - others;
+        Beside { others, level, limit, spread: natural.max(LEAST_SPREAD) }
     }
+}
+
+/// The numbers at these places of `order`; the places themselves where that is empty.
+fn numbers(order: &[u32], from: usize, to: usize) -> impl Iterator<Item = usize> + Clone + use<'_> {
+    let (all, some) = match order.is_empty() {
+        true => (from..to, order),
+        false => (0..0, &order[from..to]),
+    };
+    all.chain(some.iter().map(|number| *number as usize))
 }
 
 /// Ranks that a reference is taken of: those that are known, and of them the healthy ones.
@@ -320,23 +345,32 @@ struct Pool {
 }
 
 impl Pool {
-    /// Leaves the excesses of the healthy in `healthy`.
-    fn of(members: &[Member], healthy: &mut Vec<f64>, scratch: &mut Vec<f64>) -> Pool {
-        let known = || members.iter().filter(|member| member.is_known());
+    /// Leaves the excesses of the healthy in `healthy`. Whether any member is `slow` already.
+    fn of(
+        members: &Members,
+        numbers: impl Iterator<Item = usize> + Clone,
+        slow: bool,
+        healthy: &mut Vec<f64>,
+        scratch: &mut Vec<f64>,
+    ) -> Pool {
+        let Members { places, excesses, .. } = members;
+        let known = |excess: &f64| !excess.is_nan();
         healthy.clear();
-        healthy.extend(known().filter(|member| !member.proven).map(|member| member.excess));
-        let middle = Middle::of(healthy);
-        if !members.iter().any(|member| member.proven) {
+        if !slow {
+            healthy.extend(numbers.map(|number| excesses[number]).filter(known));
+            let middle = Middle::of(healthy);
             return Pool { known: middle, healthy: middle };
         }
+        let fast = numbers.clone().filter(|number| !places[*number].proven);
+        healthy.extend(fast.map(|number| excesses[number]).filter(known));
         scratch.clear();
-        scratch.extend(known().map(|member| member.excess));
-        Pool { known: Middle::of(scratch), healthy: middle }
+        scratch.extend(numbers.map(|number| excesses[number]).filter(known));
+        Pool { known: Middle::of(scratch), healthy: Middle::of(healthy) }
     }
 
     /// Median of the healthy others' excess, of all others' where there is no healthy one.
     fn reference(&self, member: &Member) -> f64 {
-        let among = member.is_known() && !member.proven;
+        let among = member.is_known() && !member.place.proven;
         if self.healthy.count > usize::from(among) {
             return match among {
                 true => self.healthy.median_without(member.excess),

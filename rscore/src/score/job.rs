@@ -5,8 +5,9 @@ use super::compare::{compare, Comparisons, Straggler};
 use super::estimate::{scan_limit, Middle};
 use super::fast::{self, FastScore, TENTHS};
 use super::groups::{key, Groups, MIN_PEERS};
+use super::quiet::{self, Terms};
 use super::rank::{self, Context, LEVEL_ODDS};
-use super::ranks::Ranks;
+use super::ranks::{Entry, Ranks};
 use super::rows::Accepted;
 use super::scan::Widths;
 use super::series::{Noise, Prior, Sums};
@@ -50,9 +51,12 @@ struct Work {
     /// Places of the accepted rows' ranks.
     slots: Vec<u32>,
     values: Vec<f64>,
-    /// Of each group; and of each member, its noise (`Spread::own`).
+    /// Of each group.
     pasts: Vec<Past>,
-    noise: Vec<f64>,
+    noises: Vec<Noise>,
+    terms: Vec<Terms>,
+    /// Numbers of the members that are judged one by one.
+    rest: Vec<u32>,
     prior: Prior,
     widths: Widths,
     /// Number of ranks, the limit for it, and that of a rank above its peers.
@@ -88,17 +92,19 @@ impl JobScore {
         let mut work = std::mem::take(&mut self.work);
         self.place_ranks(accepted, &mut work.slots);
         let Work { groups, slots, .. } = &mut work;
-        let Ranks { identities, entries, .. } = &mut self.ranks;
+        let known = &mut self.ranks;
         groups.select(rows, accepted, slots, &mut update.abstentions, |member, row| {
-            let slot = member.slot as usize;
-            member.anew = identities[slot].renew(key(row), row);
-            if !member.anew {
-                (member.excess, member.proven) =
-                    (member.value - entries[slot].usual, entries[slot].proven);
+            let place = &mut member.place;
+            let slot = place.slot as usize;
+            place.anew = known.identities[slot].renew(key(row), row);
+            if !place.anew {
+                let Entry { proven, open, named, .. } = known.entries[slot];
+                (place.proven, place.open, place.named) = (proven, open, named);
+                member.excess = member.value - known.scores.usual(slot);
             }
             true
         });
-        groups.arrange(rows);
+        groups.arrange();
         self.look_back(rows, &mut work, update);
         let ranks = work.groups.members.len().max(1);
         if work.limit.0 != ranks {
@@ -135,7 +141,7 @@ impl JobScore {
             fast::look_back(member, row, &self.ranks)
         });
         if !groups.members.is_empty() {
-            groups.arrange(rows);
+            groups.arrange();
             groups.set_references();
             let ranks = groups.members.len();
             if work.fast_limit.0 != ranks {
@@ -169,25 +175,25 @@ impl JobScore {
         let groups = &mut work.groups;
         let mut prior = Prior::of_job(groups.stated_error());
         work.pasts.clear();
-        work.noise.clear();
         for group in &groups.groups {
             let mut past = Past { sums: Sums::default(), moved: 0, host: false };
-            for member in &groups.members[group.from..group.to] {
-                if member.anew {
-                    self.ranks.one(member.slot).renew(&mut update.findings);
+            groups.of(group).for_each(|number| {
+                let place = &groups.members.places[number];
+                if place.anew {
+                    self.ranks.change(place.slot, |one| one.renew(&mut update.findings));
                 }
-                let slot = member.slot as usize;
-                let (entry, spread) = (&self.ranks.entries[slot], &self.ranks.spreads[slot]);
-                if entry.named {
-                    let window = rows[member.row as usize].window;
+                let slot = place.slot as usize;
+                if place.named {
+                    let (entry, window) =
+                        (&self.ranks.entries[slot], rows[place.row as usize].window);
                     let moved = self.ranks.cases[slot].has_moved(entry, window, RECENT as u64);
                     past.moved += u32::from(moved);
                 }
-                past.host |= member.host;
-                past.sums.add(spread);
-                prior.add(spread);
-                work.noise.push(spread.own());
-            }
+                past.host |= place.host;
+                let spread = self.ranks.scores.spread(slot);
+                past.sums.add(&spread);
+                prior.add(&spread);
+            });
             work.pasts.push(past);
         }
         work.prior = prior;
@@ -202,40 +208,62 @@ impl JobScore {
         next_id: &mut u64,
         update: &mut Update,
     ) {
-        let groups = &mut work.groups;
-        let least = (1.0 + config.min_slowdown).ln();
+        let Work { groups, noises, terms, rest, .. } = work;
+        let (limit, history) = (work.limit.1, config.history_windows);
         self.fast.window_variance = 0.0;
-        for place in 0..groups.groups.len() {
-            let (group, past) = (groups.groups[place], work.pasts[place]);
-            let owns = work.noise[group.from..group.to].iter().copied();
+        noises.clear();
+        terms.clear();
+        for (group, past) in groups.groups.iter().zip(&work.pasts) {
+            let scores = &self.ranks.scores;
+            let slots = groups.of(group).map(|number| groups.members.places[number].slot as usize);
+            let owns = slots.map(|slot| scores.spread(slot).own());
             let floor = if past.host { HOST_FLOOR } else { DEVICE_FLOOR };
             let noise = Noise::of(&past.sums, owns, floor, work.prior);
             self.fast.window_variance = self.fast.window_variance.max(noise.variance);
+            terms.push(quiet::terms(group, groups.healthy(group), &noise, limit));
+            noises.push(noise);
+        }
+        let scores = &mut self.ranks.scores;
+        quiet::judge_quiet(scores, &groups.members, terms, history, rest);
+        if groups.groups.len() > 1 {
+            // Stable: by rank within a group.
+            rest.sort_by_key(|number| groups.members.places[*number as usize].group);
+        }
+        let least = (1.0 + config.min_slowdown).ln();
+        let mut begin = 0;
+        while begin < rest.len() {
+            let of = |number: u32| groups.members.places[number as usize].group;
+            let place = of(rest[begin]);
+            let same = rest[begin..].partition_point(|number| of(*number) <= place);
+            let (numbers, place) = (&rest[begin..begin + same], place as usize);
+            begin += same;
+            let (group, noise) = (groups.groups[place], noises[place]);
             let context = Context {
                 config,
                 recent: &self.recent,
-                clock: self.ranks.clock,
                 least,
-                limit: work.limit.1,
+                limit,
                 limit_with_level: work.limit.2,
                 alone: groups.members.len() == 1,
                 noise,
                 long_run: noise.long_run(),
-                around: groups.around(&group, past.moved),
+                around: groups.around(&group, work.pasts[place].moved),
             };
-            for number in group.from..group.to {
-                let (member, reference) = groups.member(&group, number);
+            for number in numbers {
+                let (member, reference) = groups.member(*number as usize);
                 let beside = (context.around.peers >= MIN_PEERS)
-                    .then(|| groups.beside(&group, number, &mut work.values));
-                let mut one = self.ranks.one(member.slot);
+                    .then(|| groups.beside(&member, &mut work.values));
                 let changes = &mut rank::Work { widths: &mut work.widths, next_id };
-                let reason = one.judge(&member, reference, rows, beside, &context, changes);
-                if one.entry.open {
-                    let row = &rows[member.row as usize];
-                    one.cases.tell_work(groups.work(place, rows, row));
-                }
+                let row = &rows[member.place.row as usize];
+                let reason = self.ranks.change(member.place.slot, |one| {
+                    let reason = one.judge(&member, reference, rows, beside, &context, changes);
+                    if one.entry.open {
+                        one.cases.tell_work(groups.work(place, rows, row));
+                    }
+                    reason
+                });
                 if let Some(reason) = reason {
-                    let RankWindow { job, rank, window, .. } = rows[member.row as usize];
+                    let RankWindow { job, rank, window, .. } = *row;
                     update.abstentions.push(Abstention { job, rank, window, reason });
                 }
             }
@@ -260,10 +288,8 @@ impl JobScore {
         if count < 2 {
             return;
         }
-        let quarter = (count - 1) / 4;
-        let (_, value, _) = groups.everybody.select_nth_unstable_by(quarter, f64::total_cmp);
-        let value = *value;
-        let row = &rows[groups.members[0].row as usize];
+        let value = Middle::around(&mut groups.everybody, (count - 1) / 4).at;
+        let row = &rows[groups.first().row as usize];
         let whole = Whole {
             kind: Kind::JobWide,
             least: JOB_LEAST,
@@ -277,7 +303,7 @@ impl JobScore {
         if self.wide.case.is_some() {
             let unit = if row.flags & flag::STEPS_NOT_INFERRED == 0 { 1.0 } else { row.wall };
             work.values.clear();
-            work.values.extend(work.groups.members.iter().map(|member| member.value));
+            work.values.extend(&work.groups.members.values);
             let own = Middle::of(&mut work.values).median().exp() * unit;
             self.wide.show(value, own, &whole);
         }
@@ -291,18 +317,18 @@ impl JobScore {
         config: &Config,
         next_id: &mut u64,
     ) {
-        let Groups { members, transfers, .. } = &mut work.groups;
-        if transfers.len() < 2 {
+        let groups = &mut work.groups;
+        if groups.transfers.len() < 2 {
             return;
         }
-        let comm = Middle::of(transfers).median();
+        let comm = Middle::of(&mut groups.transfers).median();
         let value = comm.ln();
         let whole = Whole {
             kind: Kind::Network,
             least: NETWORK_LEAST,
             doubtful: self.wide.case.is_some(),
             limit: work.limit.1,
-            row: &rows[members[0].row as usize],
+            row: &rows[groups.first().row as usize],
             recent: &self.recent,
             config,
         };
@@ -327,15 +353,16 @@ impl JobScore {
         work.slots.extend(self.ranks.open());
         for slot in &work.slots {
             let missing = self.ranks.missing(*slot);
-            let mut one = self.ranks.one(*slot);
-            let cases = &mut **one.cases;
-            for slot in [&mut cases.case, &mut cases.sometimes] {
-                if let (true, Some(case)) = (missing > MISSING_WINDOWS, &mut *slot) {
-                    end(case);
+            self.ranks.change(*slot, |one| {
+                let cases = &mut **one.cases;
+                for slot in [&mut cases.case, &mut cases.sometimes] {
+                    if let (true, Some(case)) = (missing > MISSING_WINDOWS, &mut *slot) {
+                        end(case);
+                    }
+                    show(slot, update);
                 }
-                show(slot, update);
-            }
-            one.tell();
+                one.tell();
+            });
         }
         show(&mut self.wide.case, update);
         show(&mut self.network.case, update);

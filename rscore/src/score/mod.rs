@@ -6,9 +6,11 @@
 //!                                            └► compare (class, stage) ┘
 //! ```
 //!
+//! `quiet` judges the ranks of which nothing is said, eight at a time, and leaves `rank` the others.
 //! `estimate` and `series` hold the mathematics and know no findings. `docs/scoring.md` has the
 //! derivations, and `stragd/scoring` the same text in plain Python, which this equals bit for bit.
 
+mod block;
 mod case;
 mod compare;
 mod estimate;
@@ -16,12 +18,15 @@ mod fast;
 mod finding;
 mod groups;
 mod job;
+mod members;
+mod quiet;
 mod rank;
 mod ranks;
 mod rows;
 mod scan;
 mod series;
 mod state;
+mod vector;
 mod whole;
 
 use std::collections::HashMap;

@@ -3,9 +3,10 @@
 use super::case::{suspect, Case, Evidence, How, MEMORY};
 use super::estimate::RUN;
 use super::finding::{finding, of_rank, straggler};
-use super::groups::{Member, MIN_PEERS};
+use super::groups::MIN_PEERS;
+use super::members::Member;
 use super::ranks::One;
-use super::scan::{scan, Change, Test, Widths, LEAST_PAST};
+use super::scan::{scan, Ceiling, Change, Test, Widths, LEAST_PAST};
 use super::series::{Noise, Series, Spread};
 use super::{reason, Basis, Config, Kind, State};
 use crate::window::RankWindow;
@@ -23,14 +24,16 @@ const MOST: f64 = 0.51;
 /// is short, a rank so far above its peers has the limit of a rate so much higher.
 const LEVEL_SHARE: f64 = 0.7;
 pub(super) const LEVEL_ODDS: f64 = 1000.0;
+/// Share of the unnatural level below which a rank is natural again.
+pub(super) const GROSS_ENDS: f64 = 0.6;
 /// Deviations below the usual that a window counts at most: when others slow down together, a
 /// healthy rank looks faster for a while, and must not look slow afterwards.
-const FASTER: f64 = 3.0;
+pub(super) const FASTER: f64 = 3.0;
 /// Deviations up to which the standard error that a window states of itself is not looked at.
-const TRUSTED: f64 = 1.25;
+pub(super) const TRUSTED: f64 = 1.25;
 /// Deviations, size (ln) and past that make one window a slow one.
-const HIGH_SIGMAS: f64 = 5.0;
-const HIGH_LEAST: f64 = 0.03;
+pub(super) const HIGH_SIGMAS: f64 = 5.0;
+pub(super) const HIGH_LEAST: f64 = 0.03;
 const HIGH_PAST: usize = 8;
 /// Slow windows of the last 32 that make a rank intermittent, or more than that; and the newest
 /// 16 of them, which are all usual when it is over.
@@ -57,8 +60,6 @@ pub(super) fn since(present: u64, windows: usize, recent: &[(u64, u64)]) -> (u64
 pub(super) struct Context<'a> {
     pub config: &'a Config,
     pub recent: &'a [(u64, u64)],
-    /// `Ranks::clock`.
-    pub clock: u32,
     pub least: f64,
     pub limit: f64,
     pub limit_with_level: f64,
@@ -114,8 +115,8 @@ struct Window<'a> {
 }
 
 impl One<'_> {
-    /// One window; the reason when nothing can be said.
-    #[inline(always)]
+    /// One window; the reason when nothing can be said. `quiet` does the same to a rank of which
+    /// nothing is said.
     pub fn judge(
         &mut self,
         member: &Member,
@@ -125,9 +126,8 @@ impl One<'_> {
         context: &Context<'_>,
         work: &mut Work<'_>,
     ) -> Option<&'static str> {
-        self.score.catch_up(context.clock);
         let (config, stated) = (context.config, member.stated);
-        let (deviation, degrees) = self.spread.deviation(&context.noise);
+        let (deviation, degrees) = self.score.spread.deviation(&context.noise);
         // A window that states a larger error than the noise (outlier steps, few steps) counts
         // less.
         let trust = match stated > TRUSTED * deviation {
@@ -135,16 +135,16 @@ impl One<'_> {
             false => 1.0,
         };
         let error = deviation.max(stated);
-        let least = if member.host { context.least.max(HOST_LEAST) } else { context.least };
+        let least = if member.place.host { context.least.max(HOST_LEAST) } else { context.least };
         if !member.is_known() {
             self.score.series.anchor = member.value - reference;
         }
         let shown = member.value - reference - self.score.series.anchor;
         if let Some(beside) = &beside {
-            self.count_gross(beside, &rows[member.row as usize]);
+            self.count_gross(beside, &rows[member.place.row as usize]);
         }
         let beside = beside.unwrap_or(Beside::NOBODY);
-        let row = &rows[member.row as usize];
+        let row = &rows[member.place.row as usize];
         let mut window = Window { member, row, beside, error, least, excess: 0.0, high: false };
         if self.entry.proven {
             self.follow(&window, shown, trust, deviation, context);
@@ -158,7 +158,9 @@ impl One<'_> {
             high = is_high(series, excess, deviation, least);
         }
         self.score.high = self.score.high << 1 | u32::from(high);
-        series.push(value, deviation, self.spread, &context.noise, config.history_windows);
+        let spread = &mut self.score.spread;
+        series.push(value, deviation, spread, &context.noise, config.history_windows);
+        self.score.newest = (self.score.newest + 1) % RUN as u8;
         self.score.present |= 1;
         let (series, center) = (&self.score.series, self.score.series.center());
         let mut change = Change::none(Evidence::Open);
@@ -170,6 +172,7 @@ impl One<'_> {
             let (long_run, shortest, share) = (context.long_run, SHORTEST, MOST);
             let test = Test { deviation, degrees, long_run, limit, least, shortest, share };
             change = scan(series, center, &test, work.widths);
+            self.score.ceiling = Ceiling::of(series, center, test.threshold());
         }
         let past = self.score.past;
         self.score.learn_past(member.value, config.history_windows);
@@ -177,8 +180,7 @@ impl One<'_> {
         let quiet = change.evidence < Evidence::Weak && self.score.gross == 0;
         if quiet && !high && !self.entry.open {
             // Nothing is said of the rank, and nothing was.
-            self.entry.known = self.score.series.count() as u32;
-            self.entry.usual = self.score.series.anchor + center;
+            self.score.usual = self.score.series.anchor + center;
         } else {
             (window.excess, window.high) = (excess, high);
             weak = self.weigh_window(&window, change, shown, past, context, work);
@@ -186,7 +188,7 @@ impl One<'_> {
         if context.alone {
             return Some(reason::ALONE);
         }
-        let learning = self.entry.known <= LEAST_PAST as u32 && !weak;
+        let learning = self.score.series.count() <= LEAST_PAST && !weak;
         learning.then_some(reason::LEARNING)
     }
 
@@ -218,7 +220,7 @@ impl One<'_> {
         }
         if case.state == State::Cleared && case.how == How::Level {
             (self.score.series, self.score.present) = (Series::default(), 0);
-            *self.spread = Spread::default();
+            self.score.spread = Spread::default();
         }
         self.tell();
     }
@@ -262,14 +264,13 @@ impl One<'_> {
     }
 
     /// Windows in a row above what is natural.
-    #[inline(always)]
     fn count_gross(&mut self, beside: &Beside, row: &RankWindow) {
         if beside.level > beside.limit {
             if self.score.gross == 0 {
                 self.cases.gross_since = (row.window, row.start_time_ns());
             }
             self.score.gross += 1;
-        } else if beside.level < 0.6 * beside.limit {
+        } else if beside.level < GROSS_ENDS * beside.limit {
             self.score.gross = 0;
         }
     }

@@ -4,9 +4,9 @@
 use std::collections::{BTreeSet, HashSet};
 use std::ops::{Deref, DerefMut};
 
+use super::block::{RankScore, Scores};
 use super::case::Case;
 use super::groups::Key;
-use super::series::{Series, Spread};
 use super::{Finding, State};
 use crate::window::RankWindow;
 
@@ -21,35 +21,14 @@ pub(super) struct Identity {
 /// What is said of a rank.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Entry {
-    /// What is usual: center of the series, or what was before a proven run; NaN without a past.
-    pub usual: f64,
     /// Excursion of the last tenth of a window (ln), 0 when there was none.
     pub fast: f64,
-    /// Windows that its series remembers.
-    pub known: u32,
     /// Whether there is a finding; whether the rank is confirmed to be slow; that, or now and
     /// then; whether it ever was.
     pub open: bool,
     pub proven: bool,
     pub slow: bool,
     pub named: bool,
-}
-
-/// What every window of a rank changes.
-#[derive(Clone, Debug, Default)]
-#[repr(align(64))]
-pub(super) struct RankScore {
-    pub series: Series,
-    /// Mean of the values themselves, not compared with anybody.
-    pub past: f64,
-    /// Which of the job's last 64 windows are in the series; bit 0 is that of `caught`.
-    pub present: u64,
-    /// Which of the rank's last 32 windows were slow; bit 0 is the newest.
-    pub high: u32,
-    pub gross: u32,
-    pub past_count: u32,
-    /// The job's clock at its last judged window.
-    pub caught: u32,
 }
 
 /// What only a rank that is or was slow has.
@@ -95,7 +74,7 @@ impl DerefMut for Seldom {
     }
 }
 
-/// The ranks of a job, by rank: tables of one length, a place in which is a slot.
+/// The ranks of a job, by rank: tables in which a rank's place is its slot.
 #[derive(Debug, Default)]
 pub(super) struct Ranks {
     pub numbers: Vec<u32>,
@@ -103,8 +82,7 @@ pub(super) struct Ranks {
     pub seen: Vec<u32>,
     pub identities: Vec<Identity>,
     pub entries: Vec<Entry>,
-    pub spreads: Vec<Spread>,
-    pub scores: Vec<RankScore>,
+    pub scores: Scores,
     pub cases: Vec<Seldom>,
     /// Slots of those with a finding.
     open: BTreeSet<u32>,
@@ -116,8 +94,7 @@ pub(super) struct Ranks {
 pub(super) struct One<'a> {
     pub slot: u32,
     pub entry: &'a mut Entry,
-    pub spread: &'a mut Spread,
-    pub score: &'a mut RankScore,
+    pub score: RankScore,
     pub cases: &'a mut Seldom,
     open: &'a mut BTreeSet<u32>,
 }
@@ -130,20 +107,6 @@ impl Identity {
         let anew = !same || row.first_step < self.last_step;
         *self = Identity { key, last_step: row.last_step, world_size: row.world_size };
         anew
-    }
-}
-
-impl RankScore {
-    /// The windows that the job has had since the rank's last one.
-    pub fn catch_up(&mut self, clock: u32) {
-        self.present = self.present.checked_shl(clock.wrapping_sub(self.caught)).unwrap_or(0);
-        self.caught = clock;
-    }
-
-    pub fn learn_past(&mut self, value: f64, history: u32) {
-        let rate = 1.0 / f64::from((self.past_count + 1).min(history));
-        self.past += rate * (value - self.past);
-        self.past_count = (self.past_count + 1).min(history);
     }
 }
 
@@ -175,19 +138,17 @@ impl One<'_> {
             farewells.extend(case.finding.map(|f| Finding { state: State::Cleared, ..f }));
         }
         self.open.remove(&self.slot);
-        *self.entry = Entry { usual: f64::NAN, ..Entry::default() };
-        (*self.spread, *self.score) = (Spread::default(), RankScore::default());
+        (*self.entry, self.score) = (Entry::default(), RankScore::default());
     }
 
     /// Writes into the entry what the rest says.
     pub fn tell(&mut self) {
         let (series, cases) = (&self.score.series, &**self.cases);
-        self.entry.usual = match &cases.case {
+        self.score.usual = match &cases.case {
             Some(case) if case.is_proven() => series.anchor + case.base,
             _ if series.count() == 0 => f64::NAN,
             _ => series.anchor + series.center(),
         };
-        self.entry.known = series.count() as u32;
         self.entry.proven = cases.is_proven();
         self.entry.slow = self.entry.proven || cases.sometimes.is_some();
         self.entry.named = cases.named > 0;
@@ -204,16 +165,19 @@ impl One<'_> {
 }
 
 impl Ranks {
-    pub fn one(&mut self, slot: u32) -> One<'_> {
+    /// Changes one rank, by one window at most.
+    pub fn change<T>(&mut self, slot: u32, how: impl FnOnce(&mut One<'_>) -> T) -> T {
         let place = slot as usize;
-        One {
+        let mut one = One {
             slot,
             entry: &mut self.entries[place],
-            spread: &mut self.spreads[place],
-            score: &mut self.scores[place],
+            score: self.scores.load(place),
             cases: &mut self.cases[place],
             open: &mut self.open,
-        }
+        };
+        let result = how(&mut one);
+        self.scores.store_change(place, &one.score);
+        result
     }
 
     /// Windows since the last row of a rank.
@@ -232,9 +196,8 @@ impl Ranks {
         self.seen.reserve_exact(more);
         self.identities.reserve_exact(more);
         self.entries.reserve_exact(more);
-        self.spreads.reserve_exact(more);
-        self.scores.reserve_exact(more);
         self.cases.reserve_exact(more);
+        self.scores.reserve(self.numbers.len() + more);
     }
 
     /// A rank behind all that are known.
@@ -242,10 +205,9 @@ impl Ranks {
         self.numbers.push(rank);
         self.seen.push(self.clock);
         self.identities.push(Identity::default());
-        self.entries.push(Entry { usual: f64::NAN, ..Entry::default() });
-        self.spreads.push(Spread::default());
-        self.scores.push(RankScore { caught: self.clock, ..RankScore::default() });
+        self.entries.push(Entry::default());
         self.cases.push(Seldom::default());
+        self.scores.resize(self.numbers.len());
     }
 
     /// The places of `wanted`, which is in order; `u32::MAX` for who is not known.
@@ -300,9 +262,13 @@ impl Ranks {
         pick(&mut self.seen, order);
         pick(&mut self.identities, order);
         pick(&mut self.entries, order);
-        pick(&mut self.spreads, order);
-        pick(&mut self.scores, order);
         pick(&mut self.cases, order);
+        let old = std::mem::take(&mut self.scores);
+        self.scores.reserve(order.len());
+        self.scores.resize(order.len());
+        for (slot, from) in order.iter().enumerate() {
+            self.scores.store(slot, &old.load(*from as usize));
+        }
         let slots = (0..).zip(&self.entries).filter(|(_, entry)| entry.open);
         self.open = slots.map(|(slot, _)| slot).collect();
     }

@@ -4,12 +4,13 @@
 use super::case::Evidence;
 use super::estimate::{student_limit, RUN};
 use super::series::{Lanes, Series, CHAIN, CHAINS};
+use super::vector::Vector;
 
 /// Windows before a run, at least.
 pub(super) const LEAST_PAST: usize = 3;
 /// Share of the limit that a run must reach without its largest window.
 const REST: f64 = 0.6;
-const SUSPECT_SHARE: f64 = 0.7;
+pub(super) const SUSPECT_SHARE: f64 = 0.7;
 
 /// What the scan of one series says: the newest `windows` are slower by `shift` (ln) than `before`
 /// (the mean of all others, relative to the anchor); `deviate` in standard deviations.
@@ -25,6 +26,74 @@ pub(super) struct Change {
 impl Change {
     pub fn none(evidence: Evidence) -> Change {
         Change { evidence, windows: 0, before: 0.0, shift: 0.0, deviate: 0.0 }
+    }
+}
+
+/// What no run of newest windows of a series exceeds: the sum of the newest m values is at most
+/// `height + m * slope`. It follows from the last one and the new value (a CUSUM, Page 1954), and
+/// most windows need no scan for it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ceiling<V> {
+    pub slope: V,
+    pub height: V,
+}
+
+/// Largest value that a ceiling is taken of (ln); windows are far below.
+const LARGEST: f64 = 1e3;
+/// More than rounding moves sums of 32 such values, and less than any deviation; and a share that
+/// is more than it moves a product.
+const ROUNDING: f64 = 1e-8;
+const DOWNWARD: f64 = 1.0 - 1e-9;
+
+impl Ceiling<f64> {
+    /// Of a series that was not looked at.
+    pub const UNKNOWN: Ceiling<f64> = Ceiling { slope: 0.0, height: f64::INFINITY };
+
+    /// The slope is such that the ceiling lasts: that of the threshold, which runs of m windows
+    /// are held against and which rises with sqrt(m), from the shortest to the longest.
+    pub fn of(series: &Series, center: f64, threshold: f64) -> Ceiling<f64> {
+        let count = series.count() as f64;
+        let longest = f64::from(series.length).min(count - LEAST_PAST as f64);
+        let mut slope = center;
+        if longest > 1.0 {
+            let rise = (longest * (count - longest) / count).sqrt() - (1.0 - 1.0 / count);
+            slope += threshold * rise / (longest - 1.0);
+        }
+        let bounded = |value: f64| value.abs() <= LARGEST;
+        let (mut sum, mut height) = (0.0, 0.0);
+        for window in 0..series.length as usize {
+            let value = f64::from(series.value(window));
+            if !bounded(value) || !bounded(slope) {
+                return Ceiling::UNKNOWN;
+            }
+            sum += value - slope;
+            height = f64::max(height, sum);
+        }
+        Ceiling { slope, height }
+    }
+}
+
+impl<V: Vector> Ceiling<V> {
+    /// That of the series with one more value.
+    #[inline(always)]
+    pub fn push(self, value: V) -> Ceiling<V> {
+        let height = (self.height + (value - self.slope)).max(V::splat(0.0));
+        let (most, least) = (V::splat(LARGEST), V::splat(-LARGEST));
+        let bounded = value.up_to(most) & least.up_to(value);
+        Ceiling { slope: self.slope, height: height.or(bounded, V::splat(f64::INFINITY)) }
+    }
+
+    /// Whether `scan` finds no run that reaches `threshold`. A sum of m values less m means is
+    /// below a line, and what it is held against, with sqrt(m (count - m) / count), bends
+    /// downwards: what holds of the shortest and the longest run holds of all.
+    #[inline(always)]
+    pub fn is_below(self, threshold: V, center: V, count: V, longest: V) -> V::Mask {
+        let (height, rise) = (self.height, self.slope - center);
+        let (threshold, rounding) = (threshold * V::splat(DOWNWARD), V::splat(ROUNDING));
+        let least = V::splat(1.0) - V::splat(1.0) / count;
+        let most = (longest * (count - longest) / count).sqrt();
+        (height + rise).up_to(threshold * least - rounding)
+            & (height + longest * rise).up_to(threshold * most - rounding)
     }
 }
 
@@ -80,6 +149,13 @@ pub(super) struct Test {
     /// Least run that proves anything, and the share of its windows that is slow at least.
     pub shortest: usize,
     pub share: f64,
+}
+
+impl Test {
+    /// What a run must reach to be looked at.
+    pub fn threshold(&self) -> f64 {
+        SUSPECT_SHARE * self.limit * (self.deviation * self.long_run)
+    }
 }
 
 /// Windows of a run, by its place.
@@ -147,7 +223,7 @@ pub(super) fn scan(series: &Series, center: f64, test: &Test, widths: &mut Width
             deviates[place][chain] = over * inverse[place][chain];
         }
     }
-    if largest(&deviates) < SUSPECT_SHARE * test.limit * (test.deviation * test.long_run) {
+    if largest(&deviates) < test.threshold() {
         return Change::none(Evidence::Calm);
     }
     let in_order = |lanes: &Lanes<f64>| std::array::from_fn(|w| lanes[w % CHAIN][w / CHAIN]);
@@ -165,11 +241,10 @@ fn weigh(
     deviates: &[f64; RUN],
 ) -> Change {
     let count = series.count();
-    let long_run = test.deviation * test.long_run;
     let newest = deviates[0];
     let runs = &deviates[(test.shortest - 1).min(longest)..longest];
     let proof = runs.iter().copied().fold(0.0, f64::max);
-    if newest.max(proof) < SUSPECT_SHARE * test.limit * long_run {
+    if newest.max(proof) < test.threshold() {
         return Change::none(Evidence::Calm);
     }
     let proof_windows = || {
@@ -180,6 +255,7 @@ fn weigh(
         let before = (count as f64 * center - sums[windows - 1]) / (count - windows) as f64;
         (before, sums[windows - 1] / windows as f64 - before)
     };
+    let long_run = test.deviation * test.long_run;
     let limit = student_limit(test.limit, test.degrees) * long_run;
     if proof >= limit {
         let windows = proof_windows();
@@ -221,4 +297,56 @@ fn slow_throughout(
     }
     let rest = (total - largest - others * before) / others.sqrt();
     (rest, f64::from(slow) / windows as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::series::{Noise, Spread};
+    use super::*;
+
+    #[test]
+    fn a_ceiling_hides_no_run() {
+        let (mut seed, mut widths) = (3u64, Widths::default());
+        let mut uniform = || {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (seed >> 11) as f64 / (1u64 << 53) as f64
+        };
+        let noise = Noise::of_one(&Spread::default(), 0.001);
+        let (mut hidden, mut seen, mut windows) = (0, 0, 0);
+        for series_number in 0..300 {
+            let (mut series, mut spread) = (Series::default(), Spread::default());
+            let mut ceiling = Ceiling::UNKNOWN;
+            let (offset, shift_at) = (uniform() * 10.0 - 5.0, 20 + series_number % 80);
+            for window in 0..140 {
+                let jitter = (0..6).map(|_| uniform() - 0.5).sum::<f64>();
+                let shift = if window >= shift_at { uniform() * 2.0 } else { 0.0 };
+                let value = offset + 0.01 * (jitter + shift);
+                series.push(value, 0.01, &mut spread, &noise, 60);
+                ceiling = ceiling.push(f64::from(series.value(0)));
+                let test = Test {
+                    deviation: 0.007 * (0.8 + 0.4 * uniform()),
+                    degrees: 100.0,
+                    long_run: 1.0 + uniform() / 2.0,
+                    limit: 2.0 + 4.0 * uniform(),
+                    least: 0.0,
+                    shortest: 1,
+                    share: 0.0,
+                };
+                let (count, center) = (series.count() as f64, series.center());
+                let longest = f64::from(series.length).min(count - LEAST_PAST as f64);
+                let below =
+                    longest >= 1.0 && ceiling.is_below(test.threshold(), center, count, longest);
+                let change = scan(&series, center, &test, &mut widths);
+                windows += 1;
+                if below {
+                    hidden += 1;
+                    assert_eq!(change.evidence, Evidence::Calm, "{series_number}, {window}");
+                } else {
+                    ceiling = Ceiling::of(&series, center, test.threshold());
+                    seen += u32::from(change.evidence > Evidence::Calm);
+                }
+            }
+        }
+        assert!(hidden > windows / 4 && seen > windows / 20, "{hidden}, {seen} of {windows}");
+    }
 }

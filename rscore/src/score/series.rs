@@ -11,19 +11,21 @@ const STATED: f64 = 3.0;
 /// Differences that the rest of the job is worth to a group, at most.
 const LENT: f64 = 24.0;
 /// Memory of the noise: 200 windows.
-const NOISE_KEEP: f64 = 0.995;
+pub(super) const NOISE_KEEP: f64 = 0.995;
 /// Differences of neighbours that tell as much of a variance as one value does.
-const DIFFERENCES: f64 = 1.5;
+pub(super) const DIFFERENCES: f64 = 1.5;
 /// Degrees of freedom that machines of a kind share before anything was learnt of how alike their
 /// noise is, and how many ranks that is worth.
 const ALIKE: f64 = 60.0;
 const ALIKE_RANKS: f64 = 4.0;
 /// Twice the squared standard deviations that a difference counts at most (3), and from which it
 /// may be no noise (4.5).
-const MOST: f64 = 18.0;
-const JUMP: f64 = 40.0;
+pub(super) const MOST: f64 = 18.0;
+pub(super) const JUMP: f64 = 40.0;
 /// Differences that the group is worth in what is usual for one of its members.
-const LIKE_PEERS: f64 = 8.0;
+pub(super) const LIKE_PEERS: f64 = 8.0;
+/// A member's noise is so many times the group's at most.
+pub(super) const OWN_MOST: f64 = 9.0;
 /// Differences that speak for no correlation before anything was learnt.
 const UNCORRELATED: f64 = 10.0;
 /// Standard errors, and the factor, by which a correlation is believed to be larger than its
@@ -35,12 +37,12 @@ const RELATIVE: f64 = 1.1;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Noise {
     /// Half the mean squared difference of neighbouring windows.
-    differences: f64,
+    pub differences: f64,
     pub variance: f64,
     /// Of a window with the next one, as it is believed: a little above the estimate.
     correlation: f64,
     /// Degrees of freedom of a member that the group lends it.
-    alike: f64,
+    pub alike: f64,
     degrees: f64,
 }
 
@@ -253,7 +255,7 @@ impl Prior {
 fn ratio(own: f64, differences: f64) -> f64 {
     match own.is_nan() {
         true => 1.0,
-        false => (own / differences).min(9.0),
+        false => (own / differences).min(OWN_MOST),
     }
 }
 

@@ -207,8 +207,11 @@ fn pass_job(pass: &mut impl Pass, job: &mut JobScore) -> Result<(), String> {
         let mut missing = ranks.missing(place as u32);
         pass.u32(&mut missing)?;
         ranks.seen[place] = ranks.clock.wrapping_sub(missing);
-        let clock = ranks.clock;
-        pass_rank(pass, &mut ranks.one(place as u32), clock)?;
+        let score = ranks.change(place as u32, |one| {
+            pass_rank(pass, one)?;
+            Ok::<_, String>(one.score.clone())
+        })?;
+        ranks.scores.store(place, &score);
         if place > 0 && ranks.numbers[place - 1] >= ranks.numbers[place] {
             return Err("state: ranks are not in order".into());
         }
@@ -235,10 +238,9 @@ fn pass_identity(pass: &mut impl Pass, one: &mut Identity) -> Result<(), String>
     pass.u64(&mut one.last_step)
 }
 
-fn pass_rank(pass: &mut impl Pass, one: &mut One<'_>, clock: u32) -> Result<(), String> {
+fn pass_rank(pass: &mut impl Pass, one: &mut One<'_>) -> Result<(), String> {
     let One { entry, score, .. } = one;
     let mut cases = one.cases.take();
-    score.catch_up(clock);
     pass.u64(&mut score.present)?;
     pass.u32(&mut score.high)?;
     pass.u32(&mut score.gross)?;
@@ -250,7 +252,7 @@ fn pass_rank(pass: &mut impl Pass, one: &mut One<'_>, clock: u32) -> Result<(), 
     pass.u64(&mut cases.fast_since.0)?;
     pass.u64(&mut cases.fast_since.1)?;
     pass.u64(&mut cases.named)?;
-    pass_series(pass, &mut score.series, one.spread)?;
+    pass_series(pass, &mut score.series, &mut score.spread)?;
     pass_case(pass, &mut cases.case)?;
     pass_case(pass, &mut cases.sometimes)?;
     one.cases.put(cases);
