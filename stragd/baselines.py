@@ -1,7 +1,8 @@
 """What the scorer has learnt, kept over restarts of the daemon: no rank is learnt anew.
 
 The numbers of a job's windows and steps begin anew with the daemon; here they go on, and so do the
-ids of open findings. The file is one line of JSON, those ids, and the scorer's state behind it.
+ids of open findings. The file is one line of JSON, those ids and the time, and the scorer's state
+behind it.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class Baselines:
         """Why the file could not be written the last time, "" when it could."""
         self._saved = self._begun = 0.0
         self._earlier: set[int] = set()  # jobs of the file that were not seen yet
-        self._offsets: dict[int, tuple[int, int, int]] = {}  # of window, tenth and step, by job
+        self._next: dict[int, tuple[int, int, int]] = {}  # window, tenth and step, by job
+        self._first: dict[tuple[int, bool], int] = {}  # this daemon's first window, first tenth
+        self._until_ns = 0  # CLOCK_MONOTONIC at which the file was written
 
     def load(self, now: float) -> None:
         """Take over what an earlier daemon left."""
@@ -79,9 +82,11 @@ class Baselines:
                     raise ValueError(f"it is longer than {MAX_BYTES} bytes")
                 state = file.read(status.st_size)  # a limit as its size would be allocated
             line, _, state = state.partition(b"\n")
-            names = _names(line)
+            names, until_ns = _facts(line)
             self._scorer.restore(state)
             self._store.know(names)
+            # After a boot the clock began anew.
+            self._until_ns = until_ns if until_ns <= now * 1e9 else 0
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
@@ -89,24 +94,34 @@ class Baselines:
             return
         self._earlier = set(self._scorer.jobs())
 
-    def go_on(self, job: int, rows: NDArray[np.void]) -> None:
-        """Number the rows of a window, in place, after those that an earlier daemon scored."""
+    def go_on(self, job: int, rows: NDArray[np.void]) -> bool:
+        """Number the rows of a window, in place, after those that an earlier daemon scored.
+
+        False where that one had begun before it wrote its file, so it may have been scored: a ring
+        still holds what was before this daemon, of some ranks sooner than of others.
+        """
         if job in self._earlier:
             self._earlier.discard(job)
             window, tenth, step = self._scorer.ends(job) or (-1, None, -1)
-            self._offsets[job] = (window + 1, 0 if tenth is None else tenth + 1, step + 1)
-        offsets = self._offsets.get(job)
-        if offsets is None:
-            return
-        window, tenth, step = offsets
-        rows["window"] += tenth if rows["flags"][0] & TENTH else window
-        rows["first_step"] += step
-        rows["last_step"] += step
+            self._next[job] = (window + 1, 0 if tenth is None else tenth + 1, step + 1)
+        if job not in self._next:
+            return True
+        if int(rows["start_ns"].min()) < self._until_ns:
+            return False
+        next_window, next_tenth, next_step = self._next[job]
+        is_tenth = bool(rows["flags"][0] & TENTH)
+        first = self._first.setdefault((job, is_tenth), int(rows["window"][0]))
+        rows["window"] = rows["window"] - first + (next_tenth if is_tenth else next_window)
+        rows["first_step"] += next_step
+        rows["last_step"] += next_step
+        return True
 
     def forget(self, job: int) -> None:
         """The job has ended."""
         self._scorer.forget(job)
-        self._offsets.pop(job, None)
+        self._next.pop(job, None)
+        for tenth in (False, True):
+            self._first.pop((job, tenth), None)
 
     def tick(self, now: float) -> None:
         """Now and then: write, and forget what has ended while no daemon ran."""
@@ -122,7 +137,8 @@ class Baselines:
         """Write the file; the old one stays whole until the new one is."""
         self._saved = now
         try:
-            line = json.dumps({"findings": self._store.names()}).encode()
+            facts = {"findings": self._store.names(), "until_ns": int(now * 1e9)}
+            line = json.dumps(facts).encode()
             self._write(line + b"\n" + self._scorer.save())
         except (OSError, ValueError) as error:
             problem = f"{self._path}: {error}; a restart would learn every baseline anew"
@@ -145,12 +161,14 @@ class Baselines:
         new.replace(self._path)
 
 
-def _names(line: bytes) -> list[tuple[int, int, str]]:
-    """Ids of findings in the file's first line; ValueError where there are none."""
+def _facts(line: bytes) -> tuple[list[tuple[int, int, str]], int]:
+    """Ids of findings and the time in the file's first line; ValueError where there are none."""
     try:
-        names = json.loads(line)["findings"]
-        if all(list(map(type, name)) == [int, int, str] for name in names):
-            return [(job, scorer_id, name) for job, scorer_id, name in names]
-    except (ValueError, LookupError, TypeError, RecursionError):
+        facts = json.loads(line)
+        names, until_ns = facts["findings"], facts.get("until_ns", 0)
+        good = all(list(map(type, name)) == [int, int, str] for name in names)
+        if good and type(until_ns) is int:
+            return [(job, scorer_id, name) for job, scorer_id, name in names], until_ns
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         pass
     raise ValueError("it is no file of baselines")

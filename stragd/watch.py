@@ -302,7 +302,8 @@ class Watch:
             job = self.table.jobs.get(key)
             if job is None:
                 continue  # a last window of a job that was dropped
-            self._baselines.go_on(key, rows)
+            if not self._baselines.go_on(key, rows):
+                continue
             tenth = bool(rows["flags"][0] & TENTH)
             if not tenth:
                 self.table.take_window(job, rows)

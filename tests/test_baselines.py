@@ -71,6 +71,42 @@ def test_a_restart_of_the_daemon_changes_no_verdict(tmp_path: Path, tenths: bool
     assert (ends[1] is None) != tenths
 
 
+@pytest.mark.parametrize("tenths", [False, True])
+def test_what_the_earlier_daemon_scored_is_not_scored_again(tmp_path: Path, tenths: bool) -> None:
+    arrays = windows(tenths)
+    restart = next(i for i, a in enumerate(arrays) if int(a["first_step"][0]) >= 100 * RESTART)
+    path, scorer = tmp_path / "baselines", _rscore.Scorer({})
+    first = Baselines(path, scorer, FindingStore(), lambda text: pytest.fail(text))
+    for array in arrays[:restart]:
+        scorer.update(array)
+    until = float(arrays[restart]["start_ns"].min()) / 1e9
+    first.save(until)
+    whole = [confirmed(scorer, array) for array in arrays[restart:]]
+
+    scorer, said = _rscore.Scorer({}), []
+    second = Baselines(path, scorer, FindingStore(), lambda text: pytest.fail(text))
+    second.load(until + 1)
+    # Of the rings' past: more windows than a rank may miss, without the last one.
+    past = [a[:-1].copy() for a in arrays[:restart] if not tenths or not a["flags"][0]][-20:]
+    for array in anew([*past, *arrays[restart:]]):
+        if second.go_on(1, array):
+            said.append(confirmed(scorer, array))
+    assert said == whole
+    assert whole[-1] == {5}
+    ends = scorer.ends(1)
+    assert ends is not None
+    assert ends[0] == 59, "the numbers went on"
+
+
+def test_after_a_boot_the_time_of_the_file_says_nothing(tmp_path: Path) -> None:
+    rows, path, scorer = windows(False)[0], tmp_path / "baselines", _rscore.Scorer({})
+    scorer.update(rows.copy())
+    Baselines(path, scorer, FindingStore(), lambda text: pytest.fail(text)).save(1e6)
+    second = Baselines(path, _rscore.Scorer({}), FindingStore(), lambda text: pytest.fail(text))
+    second.load(60.0)
+    assert second.go_on(1, rows)
+
+
 def test_ids_of_open_findings_outlive_a_restart(tmp_path: Path) -> None:
     path, said, store = tmp_path / "baselines", list[str](), FindingStore()
     store.know([(1, 7, "0001-straggler-r5-20261129T100000Z")])
@@ -82,7 +118,16 @@ def test_ids_of_open_findings_outlive_a_restart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b"[]", b"{}", b'{"findings": 7}', b'{"findings": [[1, 2]]}', b"[" * 100_000]
+    "line",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"findings": 7}',
+        b'{"findings": [[1, 2]]}',
+        b"[" * 100_000,
+        b'{"findings": [], "until_ns": "x"}',
+    ],
 )
 def test_a_bad_first_line_is_no_file_of_baselines(tmp_path: Path, line: bytes) -> None:
     path, said = tmp_path / "baselines", list[str]()
