@@ -374,6 +374,8 @@ def test_every_name_ends_in_its_unit() -> None:
         "per 10^6": "ppm",
         "per 10^6 sent": "ppm",
         "per 10^6 received": "ppm",
+        "ms": "ms",
+        "hosts": "count",
     }
     for name, (unit, meaning) in (PROCESS | NODE | NIC).items():
         assert name.endswith("_" + units[unit]), name
