@@ -285,11 +285,7 @@ class Steps:
         return {"back_seconds": back, "finding_back_seconds": time.monotonic() - killed, **figures}
 
     def _finding_again(self, what: str) -> dict[str, Any]:
-        """The rank is named by the next daemon too.
-
-        Steps are inferred anew, and with four of them seen the first guess may be another than the
-        last daemon's: then this is a new finding about the same rank.
-        """
+        """The next daemon names the rank too, under its id if that is in the last state written."""
         before = self.memory["finding"]["id"]
         self.memory["finding"] = wait_for(f"the finding after {what}", named)
         return {"same_finding": int(self.memory["finding"]["id"] == before)}
