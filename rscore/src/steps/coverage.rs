@@ -291,6 +291,8 @@ fn missed(host: &Counts, seen: &Counts, steps: u64) -> (u64, u32) {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::{HashMap, VecDeque};
+
     use super::*;
     use function::*;
 
@@ -318,11 +320,9 @@ mod tests {
     struct Run {
         coverage: Coverage,
         now: u64,
-        queue: std::collections::VecDeque<Record>,
+        queue: VecDeque<Record>,
         calls: HashMap<(u64, u8), u32>,
     }
-
-    use std::collections::HashMap;
 
     impl Run {
         fn new(windows: usize, step: Step, behind: usize) -> Run {
