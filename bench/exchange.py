@@ -63,8 +63,8 @@ class Drawn:
         self._first = int(self._windows[0]["job"][0])
 
     def job(self, job: int) -> int:
-        """Its key."""
-        return self._first ^ job
+        """Its key; never 0."""
+        return self._first + job
 
     def rows(self, number: int, job: int, ranks: int | None = None) -> np.ndarray:
         """One window, or that of the first ranks."""
