@@ -427,7 +427,10 @@ class JobTable:
 
 def clean(text: object, limit: int = MAX_NAME) -> str:
     """A name that a job chose, made safe for a screen, a log line and a label."""
-    printable = "".join(c if c.isprintable() else "?" for c in str(text)[:limit])
+    short = str(text)[:limit]
+    if short.isascii() and short.isprintable():
+        return short
+    printable = "".join(c if c.isprintable() else "?" for c in short)
     return printable.encode("utf-8", "replace").decode("utf-8")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from stragd import _rscore
 from stragd.cli.answers import jobs_lines
 from stragd.config import ConfigError
 from stragd.config_sources import load
-from stragd.exchange.align import Alignment
+from stragd.exchange.align import Alignment, Part
 from stragd.exchange.jobscore import JobScore
 from stragd.exchange.message import (
     MAX_BYTES,
@@ -23,6 +24,7 @@ from stragd.exchange.message import (
     decode_all,
     decode_windows,
     encode_windows,
+    extents,
     node_name,
 )
 from stragd.exchange.verdict import decode
@@ -105,10 +107,17 @@ def test_what_is_too_long_or_too_deep_is_refused() -> None:
         decode_windows(b"x" * (MAX_BYTES + 1))
     whole = message(job(1)[0])
     deep = b"[" * 9000
-    head = whole[:12] + len(deep).to_bytes(4, "little") + whole[16:20]
-    rows = whole[20 + int.from_bytes(whole[12:16], "little") :]
+    head = whole[:12] + len(deep).to_bytes(4, "little") + whole[16:28]
+    rows = whole[28 + int.from_bytes(whole[12:16], "little") :]
     with pytest.raises(MessageError, match="no JSON"):
         decode_windows(head + deep + rows)
+
+
+@pytest.mark.parametrize("age", [float("nan"), float("inf"), -1.0, 1e9])
+def test_an_age_that_cannot_be_is_refused(age: float) -> None:
+    whole = message(job(1)[0])
+    with pytest.raises(MessageError, match="age"):
+        decode_windows(whole[:20] + struct.pack("<d", age) + whole[28:])
 
 
 def test_a_host_name_becomes_a_token() -> None:
@@ -134,9 +143,10 @@ def place(
     rows["start_ns"] = rows["end_ns"] - 10 * 10**9
     rows["first_step"] += np.uint64(offset)
     rows["last_step"] += np.uint64(offset)
-    cell, why = one.place(node, 1, rows, end, end if at is None else at)
+    (extent,) = extents(rows, np.array([len(rows)]))
+    cell, by, why = one.place(node, 1, extent, end, end if at is None else at)
     if cell is not None:
-        cell.parts[node] = rows
+        cell.put(node, Part(rows, by, 10**15))
     return (None if cell is None else cell.number), why
 
 
@@ -147,7 +157,7 @@ def test_nodes_that_count_from_elsewhere_end_up_beside_each_other() -> None:
         assert place(one, "a", window[:4], end) == (number, "")
         assert place(one, "b", window[4:], end + 0.2, offset=777_700) == (number, "")
         (cell,) = one.due(8, end + 0.2)
-        steps = [int(step) for rows in cell.parts.values() for step in rows["first_step"]]
+        steps = cell.rows()["first_step"].tolist()
         assert max(steps) - min(steps) <= 3, "one count, but for the 0.2 s that b's message took"
 
 
@@ -160,7 +170,7 @@ def test_a_node_out_of_phase_is_waited_for() -> None:
         scored += one.due(8, end - 0.1)
         place(one, node, rows, end, offset)
         scored += one.due(8, end)
-    assert [cell.ranks() for cell in scored].count(8) >= 6
+    assert [cell.ranks for cell in scored].count(8) >= 6
     assert [cell.number for cell in scored] == sorted({cell.number for cell in scored})
 
 
@@ -181,13 +191,13 @@ def test_late_duplicate_and_reordered_rows() -> None:
     assert place(one, "a", windows[0][:4], 100.0) == (None, "duplicate")
     assert one.due(8, 101.0) == [], "it waits until the deadline"
     (cell,) = one.due(8, 102.0)
-    assert cell.ranks() == 4, "and not longer"
+    assert cell.ranks == 4, "and not longer"
     assert place(one, "b", windows[0][4:], 100.1, at=103.0) == (None, "late")
     assert place(one, "b", windows[2][4:], 120.0) == (2, "")
     assert place(one, "b", windows[1][4:], 110.0, at=120.1) == (1, "")
     assert place(one, "a", windows[1][:4], 110.0, at=120.2) == (1, "")
     assert place(one, "a", windows[2][:4], 120.0, at=120.3) == (2, "")
-    assert [(c.number, c.ranks()) for c in one.due(8, 120.4)] == [(1, 8), (2, 8)]
+    assert [(c.number, c.ranks) for c in one.due(8, 120.4)] == [(1, 8), (2, 8)]
 
 
 # The whole.

@@ -29,6 +29,7 @@ from tests.nats_server import Server
 CONFIG = Config()
 JOB = 0xABC
 LEASE = 2.0
+LARGE = b"scores" * 200_000
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_one_holds_the_role_and_the_next_one_gets_what_it_kept(server: Server) -
         assert (window.node, window.data, window.job) == ("b", b"window", JOB)
         a.announce(JOB, held.epoch, hello(JOB, held.epoch, "a"))
         assert events(b, "verdict").node == "a"
-        a.keep(JOB, b"scores" * 100_000, 1)
+        a.keep(JOB, LARGE, 1)
         wait_for("the state to be kept", lambda: a.counters().get("kept"))
         end = time.monotonic() + 1.5 * LEASE  # it is renewed meanwhile
         while time.monotonic() < end:
@@ -99,8 +100,27 @@ def test_one_holds_the_role_and_the_next_one_gets_what_it_kept(server: Server) -
             return next((event for event in b.receive() if event.kind == "held"), None)
 
         taken = wait_for("b to hold the role", again)
-        assert taken.data == b"scores" * 100_000
+        assert taken.data == LARGE
         assert taken.epoch > held.epoch
+
+
+def test_the_last_scores_count_however_large(server: Server) -> None:
+    a = Nats(server.settings(), "a")
+    with transports(a):
+        events(a, "back")
+        a.join(JOB)
+
+        def held() -> Event | None:
+            a.contend(JOB)
+            return next((event for event in a.receive() if event.kind == "held"), None)
+
+        left = b""
+        for number, state in enumerate((b"few", LARGE, b"few again", LARGE[1:])):
+            assert wait_for("the role", held).data == left
+            a.keep(JOB, state, number)
+            a.resign(JOB)
+            left = state
+        assert wait_for("the role", held).data == left
 
 
 async def _lose_parts(server: Server) -> None:
@@ -119,7 +139,7 @@ def test_scores_whose_parts_do_not_come_are_done_without(server: Server) -> None
             one.join(JOB)
         a.contend(JOB)
         events(a, "held")
-        a.keep(JOB, b"scores", 7)
+        a.keep(JOB, LARGE, 7)
         assert events(a, "kept").number == 7
         a.resign(JOB)
         asyncio.run(_lose_parts(server))

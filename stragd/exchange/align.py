@@ -9,11 +9,11 @@ Times are of the receiver's monotonic clock: arrival minus the age that the mess
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from stragd.jobs import STEPS_NOT_INFERRED
+from stragd.exchange.message import ROW, Extent
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,17 +46,40 @@ class Span:
         return max(self.end - self.begin, 1e-3)
 
 
+class Part(NamedTuple):
+    """What a node brings to a cell."""
+
+    rows: NDArray[np.void]
+    offset: int  # the job's step number minus the node's
+    ended_ns: int  # CLOCK_REALTIME
+
+
 @dataclass
 class Cell:
-    """One window of the whole job; ``parts`` are the rows by node."""
+    """One window of the whole job; ``parts`` are by node."""
 
     number: int
     span: Span
     opened: float
-    parts: dict[str, NDArray[np.void]] = field(default_factory=dict)
+    parts: dict[str, Part] = field(default_factory=dict)
+    ranks: int = 0  # in the parts
 
-    def ranks(self) -> int:
-        return sum(len(rows) for rows in self.parts.values())
+    def put(self, node: str, part: Part) -> None:
+        self.parts[node] = part
+        self.ranks += len(part.rows)
+
+    def rows(self) -> NDArray[np.void]:
+        """All of them by rank, numbered and timed as the job's."""
+        parts = self.parts.values()
+        # Joined as bytes: numpy compares all names and types of every two parts.
+        rows = np.frombuffer(bytearray(b"".join(part.rows.tobytes() for part in parts)), dtype=ROW)
+        counts = [len(part.rows) for part in parts]
+        offsets = np.repeat(np.array([part.offset for part in parts], np.int64), counts)
+        rows["window"] = self.number
+        rows["first_step"] += offsets.view(np.uint64)
+        rows["last_step"] += offsets.view(np.uint64)
+        rows["time_ns"] = np.repeat(np.array([part.ended_ns for part in parts], np.uint64), counts)
+        return rows[np.argsort(rows["rank"], kind="stable")]
 
 
 @dataclass
@@ -80,20 +103,24 @@ class Alignment:
         self._nodes: dict[str, _Node] = {}
         self._anchor: tuple[int, Span] | None = None  # newest cell, also after it was scored
         self._timeless = False  # the anchor is another scorer's: its times mean nothing here
+        self._next_due = float("-inf")  # before that nothing is, unless something comes
 
     def place(
-        self, node: str, instance: int, rows: NDArray[np.void], end: float, now: float
-    ) -> tuple[Cell | None, str]:
-        """The cell that the rows belong to, or why there is none ("late", "duplicate").
+        self, node: str, instance: int, extent: Extent, end: float, now: float
+    ) -> tuple[Cell | None, int, str]:
+        """The cell that a node's rows belong to, and the job's step number minus the node's.
 
-        ``end`` is when the window ended, receiver's clock. The rows are renumbered in place; it
-        is for the caller to put (some of) them into the cell.
+        Or None, and why there is none ("late", "duplicate"). ``end`` is when the window ended,
+        receiver's clock. It is for the caller to put the rows into the cell.
         """
-        window = int(rows["window"][0])
+        window = extent.window
+        self._next_due = float("-inf")
         known = self._nodes.get(node)
         if known is not None and known.instance != instance:
             known = None
-        span = self._span(rows, end)
+        span = Span(None, end - extent.seconds, end)
+        if extent.inferred:
+            span.steps = (extent.first_step, extent.last_step)
         offset = self._offset(span, window, known)
         if span.steps is not None:
             span.steps = (span.steps[0] + offset, span.steps[1] + offset)
@@ -107,7 +134,7 @@ class Alignment:
             behind = max(span.end - opener.end, 0.8 * placed.phase, 0.0)
             placed.phase = min(behind, opener.width(False))
         if number <= self.scored:
-            return None, "late"
+            return None, offset, "late"
         cell = self._cells.get(number)
         if cell is None:
             cell = self._cells[number] = Cell(number, span, now)
@@ -116,22 +143,25 @@ class Alignment:
             if self._anchor is None or number > self._anchor[0]:
                 self._anchor, self._timeless = (number, span), False
         elif node in cell.parts:
-            return None, "duplicate"
-        rows["window"] = number
-        rows["first_step"] += np.uint64(offset % (1 << 64))
-        rows["last_step"] += np.uint64(offset % (1 << 64))
-        return cell, ""
+            return None, offset, "duplicate"
+        return cell, offset, ""
 
     def due(self, world: int, now: float) -> list[Cell]:
         """Cells to be scored now, in their order: all has come, or the deadline has."""
         ready: list[Cell] = []
         waiting: list[Cell] = []
+        if now < self._next_due:
+            return ready
+        self._next_due = float("inf")
         for number in sorted(self._cells):
             cell = self._cells[number]
             waiting.append(cell)
-            if self._is_due(cell, world, now):
+            due = self._due_at(cell, world, now)
+            if now >= due:
                 ready += waiting
                 waiting = []
+            else:
+                self._next_due = min(self._next_due, due)
         while len(waiting) > MAX_OPEN:
             ready.append(waiting.pop(0))
         for cell in ready:
@@ -139,17 +169,21 @@ class Alignment:
             self.scored = max(self.scored, cell.number)
         return ready
 
-    def _is_due(self, cell: Cell, world: int, now: float) -> bool:
-        if cell.ranks() >= world:
-            return True
-        missing = [
+    def _due_at(self, cell: Cell, world: int, now: float) -> float:
+        """When a cell is due or has to be looked at again, as far as is known now."""
+        if cell.ranks >= world:
+            return now
+        missing = (
             node.phase
             for name, node in self._nodes.items()
             if name not in cell.parts and cell.number - node.cell <= SILENT_CELLS
-        ]
-        if not missing and cell.number >= self._first + SILENT_CELLS:
-            return True
-        return now >= cell.opened + max(missing, default=0.0) + self.deadline_seconds
+        )
+        deadline = cell.opened + self.deadline_seconds
+        if now < deadline:
+            # Nobody is missing who was there before, and those have had time to come.
+            settled = cell.number >= self._first + SILENT_CELLS
+            return now if settled and next(missing, None) is None else deadline
+        return deadline + max(missing, default=0.0)
 
     @property
     def newest(self) -> int:
@@ -163,14 +197,6 @@ class Alignment:
         if self._anchor is not None and self._anchor[0] == number and not self._timeless:
             return self._anchor[1]
         return None
-
-    @staticmethod
-    def _span(rows: NDArray[np.void], end: float) -> Span:
-        length = float(np.max(rows["end_ns"] - rows["start_ns"])) / 1e9
-        if (rows["flags"] & STEPS_NOT_INFERRED).any():
-            return Span(None, end - length, end)
-        steps = (int(rows["first_step"].min()), int(rows["last_step"].max()))
-        return Span(steps, end - length, end)
 
     def _offset(self, span: Span, window: int, known: _Node | None) -> int:
         """What makes the job's step numbers of a node's.

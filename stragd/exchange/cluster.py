@@ -31,6 +31,9 @@ Said = TypeVar("Said", Verdict, Summary)
 
 KEPT_WINDOWS = 5
 """Last windows of a job that are sent again to a new scorer, or when the server is back."""
+KEEP_WINDOWS = 2
+"""After so many windows without news a job's state is kept: the others are sent again, with those
+of a failover."""
 STATE_BYTES_PER_SECOND = 2 << 20
 """The state of a large job is kept less often."""
 LONGEST_WAIT_SECONDS = 1.0
@@ -82,7 +85,12 @@ class _Held:
     too_large: bool = False
     number: int = 0  # of the last state
     acknowledged: int = 0  # the last one that is kept
+    unkept: int = 0  # windows that were scored since
     waiting: deque[_Waiting] = field(default_factory=deque)
+
+    def states(self) -> frozenset[tuple[int, str]]:
+        """The findings that were told."""
+        return self.last.states() if self.last is not None else frozenset()
 
 
 class Cluster:
@@ -123,7 +131,7 @@ class Cluster:
     def close(self) -> None:
         """Hand every role over and end."""
         for job, held in self._held.items():
-            self._keep(job, held)
+            self._keep(job, held, held.kept)
         self._exchange.close()
 
     def offer(
@@ -155,7 +163,7 @@ class Cluster:
             return
         held = self._held.pop(job, None)
         if held is not None:
-            self._keep(job, held)
+            self._keep(job, held, held.kept)
         self._exchange.leave(job)
 
     def turn(self, now: float) -> list[Verdict]:
@@ -174,23 +182,28 @@ class Cluster:
         self._windows([event for event in windows if event.job in self._held])
         for job, held in self._held.items():
             verdicts = held.score.due(now)
-            if verdicts and now - held.kept >= held.keep_every:
-                held.kept = now
-                self._keep(job, held)
-            # Who scores next must know every finding that a node has been told of.
-            waits = held.keep_every < LONGEST_WAIT_SECONDS
-            patience = WAIT_LEASES * self._lease if waits else 0.0
-            for verdict in verdicts:
-                held.waiting.append(_Waiting(verdict, held.number, now + patience))
+            if verdicts:
+                self._decide(job, held, verdicts, now)
             while held.waiting and self._may_tell(held, held.waiting[0], now):
                 held.last, held.told = held.waiting.popleft().verdict, now
                 self._tell(job, held.last)
+            if held.unkept >= KEEP_WINDOWS and now - held.kept >= held.keep_every:
+                self._keep(job, held, now)
         return news
+
+    def _decide(self, job: int, held: _Held, verdicts: list[Verdict], now: float) -> None:
+        """Who scores next must know every finding that a node is told of: that is kept first."""
+        held.unkept += len(verdicts)
+        known = held.waiting[-1].verdict.states() if held.waiting else held.states()
+        waits = held.keep_every < LONGEST_WAIT_SECONDS
+        if waits and any(verdict.states() != known for verdict in verdicts):
+            self._keep(job, held, now)
+        until = now + WAIT_LEASES * self._lease if waits else now
+        held.waiting.extend(_Waiting(verdict, held.number, until) for verdict in verdicts)
 
     @staticmethod
     def _may_tell(held: _Held, waiting: _Waiting, now: float) -> bool:
-        told = held.last.states() if held.last is not None else frozenset()
-        known = held.acknowledged >= waiting.number or waiting.verdict.states() == told
+        known = held.acknowledged >= waiting.number or waiting.verdict.states() == held.states()
         return known or now >= waiting.until
 
     def tick(self, now: float) -> None:
@@ -390,7 +403,8 @@ class Cluster:
         except MessageError as error:
             self._counters[f"refused.{error.cause}"] += 1
 
-    def _keep(self, job: int, held: _Held) -> None:
+    def _keep(self, job: int, held: _Held, now: float) -> None:
+        held.kept, held.unkept = now, 0
         if held.too_large:
             return
         state = held.score.save()

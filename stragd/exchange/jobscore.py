@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stragd import _rscore
-from stragd.exchange.align import Alignment, Cell
+from stragd.exchange.align import Alignment, Cell, Part
 from stragd.exchange.claims import Claims
-from stragd.exchange.message import ROW, WindowMessage
+from stragd.exchange.message import WindowMessage, extents
 from stragd.exchange.verdict import MAX_FINDINGS, MAX_LISTED, Verdict
 from stragd.finding import Finding, FindingJob, Subject, build, class_speeds, job_key
 from stragd.jobs import STEPS_NOT_INFERRED
@@ -45,7 +45,7 @@ class JobScore:
     def take(self, message: WindowMessage, now: float) -> None:
         """One message of one node; what is refused is counted by cause."""
         self.counters["refused_rows"] += message.refused
-        node, rows = message.sender.node, message.rows
+        node, rows, extent = message.sender.node, message.rows, message.extent
         if node not in self._hosts and len(self._hosts) >= MAX_NODES:
             self.counters["too_many_nodes"] += 1
             return
@@ -53,18 +53,17 @@ class JobScore:
         if refused:
             self.counters["foreign_ranks"] += len(refused)
             rows = np.delete(rows, refused)
-        if not len(rows):
-            return
-        cell, why = self._alignment.place(
-            node, message.sender.instance, rows, now - message.age_s, now
+            if not len(rows):
+                return
+            (extent,) = extents(rows, np.array([len(rows)]))
+        cell, offset, why = self._alignment.place(
+            node, message.sender.instance, extent, now - message.age_s, now
         )
         if cell is None:
             self.counters[f"{why}_rows"] += len(rows)
             return
         # One clock for the job: the nodes' own may be an hour off.
-        ended = time.time_ns() - int(message.age_s * 1e9)
-        rows["time_ns"] = ended
-        cell.parts[node] = rows
+        cell.put(node, Part(rows, offset, time.time_ns() - int(message.age_s * 1e9)))
         self._hosts[node] = message.sender.host
         self._classes.update(message.classes)
         self._name, self._launcher = message.name or self._name, message.launcher
@@ -74,29 +73,19 @@ class JobScore:
 
     def due(self, now: float) -> list[Verdict]:
         """Score what is complete or past its deadline."""
-        return [self._score(cell) for cell in self._alignment.due(self._world_size(), now)]
-
-    def _world_size(self) -> int:
-        return self._world or 1 << 30
+        return [self._score(cell) for cell in self._alignment.due(self._world or 1 << 30, now)]
 
     def _score(self, cell: Cell) -> Verdict:
-        # Joined as bytes: numpy compares all names and types of every two parts.
-        raw = bytearray(b"".join(part.tobytes() for part in cell.parts.values()))
-        rows = np.frombuffer(raw, dtype=ROW)
-        rows = rows[np.argsort(rows["rank"], kind="stable")]
-        self._world = Counter(rows["world_size"].tolist()).most_common(1)[0][0]
-        if len(rows) >= self._claims.hosted(self._world):
+        rows = cell.rows()
+        self._world = _world_size(rows)
+        if len(rows) >= self._world or len(rows) >= self._claims.hosted(self._world):
             _share_transfers(rows)
         else:
             rows["comm"] = 0.0  # not known: what all wait for may be what is missing
         update = self._scorer.update(rows)
         self.counters["refused_rows"] += update["refused_rows"]
         self.counters["windows"] += 1
-        present = set(rows["rank"].tolist())
-        absent = tuple(
-            rank for rank in range(min(self._world, len(present) + MAX_LISTED))
-            if rank not in present
-        )[:MAX_LISTED]  # fmt: skip
+        present, absent = _attendance(rows["rank"], self._world)
         walls = rows["wall"][(rows["flags"] & STEPS_NOT_INFERRED) == 0]
         step_ms = round(float(np.median(walls)) / 1e6, 4) if len(walls) else None
         reasons: dict[str, list[int]] = {}
@@ -110,7 +99,7 @@ class JobScore:
             name=self._name,
             launcher=self._launcher,
             world_size=self._world,
-            ranks=len(present),
+            ranks=present,
             nodes=len(cell.parts),
             absent=absent,
             step_ms=step_ms,
@@ -205,14 +194,36 @@ class JobScore:
         self._classes, self._name, self._launcher, self._world = classes, name, launcher, world
 
 
+def _world_size(rows: NDArray[np.void]) -> int:
+    """What most of the rows say."""
+    said = rows["world_size"]
+    if (said == said[0]).all():
+        return int(said[0])
+    return int(Counter(said.tolist()).most_common(1)[0][0])
+
+
+def _attendance(ranks: NDArray[np.uint32], world: int) -> tuple[int, tuple[int, ...]]:
+    """(How many there are, the first ones that are not there), of ranks in order."""
+    if len(ranks) == world and (ranks == np.arange(world)).all():
+        return world, ()
+    present = np.unique(ranks)
+    expected = np.arange(min(world, len(present) + MAX_LISTED))
+    absent = np.setdiff1d(expected, present, assume_unique=True)
+    return len(present), tuple(absent[:MAX_LISTED].tolist())
+
+
 def _share_transfers(rows: NDArray[np.void]) -> None:
     """Take the least transfer time that any node has found for a signature, in place.
 
     What a node finds among its own ranks is a bound from above: where all of them wait for a slow
     rank elsewhere, their wait is in it.
     """
-    known = rows["comm"] > 0
-    _, group = np.unique(rows["signature"], return_inverse=True)
+    comm, signature = rows["comm"], rows["signature"]
+    known = comm > 0
+    if (signature == signature[0]).all():
+        comm[known] = comm[known].min(initial=np.inf)
+        return
+    _, group = np.unique(signature, return_inverse=True)
     least = np.full(len(rows), np.inf)
-    np.minimum.at(least, group[known], rows["comm"][known])
-    rows["comm"][known] = least[group][known]
+    np.minimum.at(least, group[known], comm[known])
+    comm[known] = least[group][known]

@@ -12,7 +12,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-RENEW_AFTER, GIVE_UP_AFTER = 0.25, 0.8
+RENEW_AFTER, RETRY_AFTER, GIVE_UP_AFTER = 1 / 3, 1 / 12, 0.8
 """Of a lease."""
 
 
@@ -23,6 +23,7 @@ class Role:
         self.epoch, self.renewed = epoch, renewed
         self.task: asyncio.Task[None] | None = None  # that renews it
         self.wake = asyncio.Event()  # there is something to be kept
+        self.keeping = asyncio.Lock()  # who gives the role back waits for what is being kept
         self._state: tuple[int, bytes] | None = None  # for whoever comes next, not yet kept
 
     def put_state(self, number: int, state: bytes) -> None:
@@ -59,12 +60,14 @@ async def hold(
     """
     loop = asyncio.get_running_loop()
     while held():
+        left = role.renewed + RENEW_AFTER * seconds - loop.time()
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(role.wake.wait(), seconds / 6)
+            await asyncio.wait_for(role.wake.wait(), max(left, RETRY_AFTER * seconds))
         if not held():
             return
-        with contextlib.suppress(*transport.errors):
-            await asyncio.wait_for(keep(), seconds)
+        if role.wake.is_set():
+            with contextlib.suppress(*transport.errors):
+                await asyncio.wait_for(keep(), seconds)
         if transport._hangs(seconds):
             return
         if loop.time() - role.renewed >= RENEW_AFTER * seconds:

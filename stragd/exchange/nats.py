@@ -25,7 +25,8 @@ from stragd.config import Exchange as Settings
 from stragd.exchange.background import CLOSE_SECONDS, Background
 from stragd.exchange.interface import Event
 from stragd.exchange.message import MAX_BYTES, MessageError, is_node
-from stragd.exchange.nats_lease import MAX_STATE, Roles
+from stragd.exchange.nats_lease import Roles
+from stragd.exchange.nats_scores import MAX_STATE
 from stragd.exchange.verdict import decode
 
 MAX_OUTBOX = 1024
@@ -92,8 +93,9 @@ class Nats(Background):
         while len(self._outbox) > MAX_OUTBOX:
             self._outbox.popleft()
             self._counters["dropped.outbox_full"] += 1
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._wake.set)
+        if len(self._outbox) == 1:  # with more, the sender has not ended its round
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._wake.set)
 
     # The thread.
 

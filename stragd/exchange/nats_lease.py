@@ -15,19 +15,14 @@ from typing import Any
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
-from nats.js.api import KeyValueConfig, ObjectStoreConfig
 from nats.js.kv import KeyValue
-from nats.js.object_store import ObjectStore
 
 from stragd.config import Exchange as Settings
 from stragd.exchange.background import Background
 from stragd.exchange.interface import Event
 from stragd.exchange.lease import Role, hold, holder, lease
+from stragd.exchange.nats_scores import REQUEST_SECONDS, Scores, context, key_value
 
-MAX_STATE = 64 << 20
-STATE_SECONDS = 86400.0
-"""How long what a scorer left is kept."""
-REQUEST_SECONDS = 2.0
 READINGS = 3
 """Of what the last scorer left that may fail, one after the other, until it is done without."""
 
@@ -53,7 +48,7 @@ class Roles:
         self._transport, self._node, self._settings = transport, node, settings
         self._subscribe, self._tell = subscribe, tell
         self._bucket: KeyValue | None = None
-        self._states: ObjectStore | None = None
+        self._scores: Scores | None = None
         self._held: dict[int, _Held] = {}
         self._asking: set[int] = set()
         self._confirmed: dict[int, tuple[str, int]] = {}  # who the lease of a job names
@@ -67,24 +62,9 @@ class Roles:
     async def open(self, client: Client) -> None:
         """Open the buckets, or make them. Raises what NATS does."""
         settings = self._settings
-        context = client.jetstream(
-            timeout=REQUEST_SECONDS,
-            **({"domain": settings.domain} if settings.domain else {}),
-        )
-        roles = f"stragd-{settings.cluster}-roles"
-        try:
-            bucket = await context.key_value(roles)
-        except nats.js.errors.NotFoundError:
-            config = KeyValueConfig(
-                bucket=roles, ttl=settings.lease_seconds, replicas=settings.replicas
-            )
-            bucket = await context.create_key_value(config)
-        scores = f"stragd-{settings.cluster}-scores"
-        try:
-            self._states = await context.object_store(scores)
-        except nats.js.errors.NotFoundError:
-            store = ObjectStoreConfig(ttl=STATE_SECONDS, replicas=settings.replicas)
-            self._states = await context.create_object_store(scores, store)
+        stream, name = context(client, settings), f"stragd-{settings.cluster}-roles"
+        bucket = await key_value(stream, name, settings.lease_seconds, settings)
+        self._scores = await Scores.open(stream, settings)
         self._bucket = bucket
 
     def returned(self) -> None:
@@ -95,7 +75,7 @@ class Roles:
         """The connection has ended, and every role with it."""
         for job in list(self._held):
             self._lose(job)
-        self._bucket = self._states = None
+        self._bucket = self._scores = None
 
     async def resign_all(self) -> None:
         """Give every role back."""
@@ -119,8 +99,8 @@ class Roles:
 
     async def contend(self, job: int) -> None:
         """Take the role where nobody has it."""
-        bucket, states = self._bucket, self._states
-        if bucket is None or states is None or job in self._held or job in self._asking:
+        bucket, scores = self._bucket, self._scores
+        if bucket is None or scores is None or job in self._held or job in self._asking:
             return
         self._asking.add(job)
         try:
@@ -129,11 +109,11 @@ class Roles:
             value = lease(self._node, epoch)
             revision = await bucket.update(f"{job:016x}", value, last=epoch)
             role = _Held(epoch, revision, begun)
-            state = await self._state(states, job)
+            state = await self._state(scores, job)
             self._held[job] = role
             role.windows = await self._subscribe(job)
             self._tell(Event("held", job, self._node, state, epoch, time.monotonic()))
-            role.task = asyncio.create_task(self._hold(bucket, states, job, role))
+            role.task = asyncio.create_task(self._hold(bucket, scores, job, role))
         except nats.js.errors.KeyWrongLastSequenceError:
             pass  # somebody holds it
         finally:
@@ -146,8 +126,8 @@ class Roles:
         role = self._held.pop(job, None)
         if role is None:
             return
-        if self._states is not None:
-            await self._store(self._states, job, role)
+        if self._scores is not None:
+            await self._store(self._scores, job, role)
         if role.windows is not None:
             await role.windows.unsubscribe()
         if self._bucket is not None and await self._still(self._bucket, job, role):
@@ -159,7 +139,7 @@ class Roles:
         if role is not None:
             role.put_state(number, state)
 
-    async def _hold(self, bucket: KeyValue, states: ObjectStore, job: int, role: _Held) -> None:
+    async def _hold(self, bucket: KeyValue, scores: Scores, job: int, role: _Held) -> None:
         async def renew() -> bool:
             value = lease(self._node, role.epoch)
             try:
@@ -173,7 +153,7 @@ class Roles:
             role,
             self._settings.lease_seconds,
             lambda: self._held.get(job) is role,
-            lambda: self._store(states, job, role),
+            lambda: self._store(scores, job, role),
             renew,
         )
         if self._held.get(job) is role:
@@ -194,31 +174,22 @@ class Roles:
             asyncio.create_task(self._transport._guard(role.windows.unsubscribe()))  # noqa: RUF006
         self._tell(Event("lost", job, self._node, epoch=role.epoch))
 
-    async def _state(self, states: ObjectStore, job: int) -> bytes:
+    async def _state(self, scores: Scores, job: int) -> bytes:
         """What the last scorer left. nats-py would wait for ever for parts that do not come."""
         if self._unread[job] >= READINGS:
             del self._unread[job]
             return b""
         self._unread[job] += 1
-        reading = self._read(states, job)
-        state = await asyncio.wait_for(reading, max(self._settings.lease_seconds, REQUEST_SECONDS))
+        patience = max(self._settings.lease_seconds, REQUEST_SECONDS)
+        state = await asyncio.wait_for(scores.get(job), patience)
         del self._unread[job]
         return state
 
-    @staticmethod
-    async def _read(states: ObjectStore, job: int) -> bytes:
-        try:
-            info = await states.get_info(f"{job:016x}")
-            if (info.size or 0) > MAX_STATE:
-                return b""
-            return (await states.get(f"{job:016x}")).data or b""
-        except nats.js.errors.NotFoundError:
-            return b""
-
-    async def _store(self, states: ObjectStore, job: int, role: _Held) -> None:
-        taken = role.take_state()
-        if taken is not None:
-            number, state = taken
-            await states.put(f"{job:016x}", state)
-            self._transport._counters["kept"] += 1
-            self._tell(Event("kept", job, self._node, epoch=role.epoch, number=number))
+    async def _store(self, scores: Scores, job: int, role: _Held) -> None:
+        async with role.keeping:
+            taken = role.take_state()
+            if taken is not None:
+                number, state = taken
+                await scores.put(job, state)
+                self._transport._counters["kept"] += 1
+                self._tell(Event("kept", job, self._node, epoch=role.epoch, number=number))

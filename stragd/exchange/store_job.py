@@ -354,11 +354,12 @@ class StoreJob:
             self._lost(role)
 
     async def _keep(self, client: TCPStoreClient, role: Role) -> None:
-        taken = role.take_state()
-        if taken is None or len(taken[1]) > MAX_STATE:
-            return
-        number, state = taken
-        await self._write(client, "state", state)
+        async with role.keeping:
+            taken = role.take_state()
+            if taken is None or len(taken[1]) > MAX_STATE:
+                return
+            number, state = taken
+            await self._write(client, "state", state)
         self._store._counters["kept"] += 1
         event = Event("kept", self._job, self._store.node, epoch=role.epoch, number=number)
         self._store._inbox.put(event)
