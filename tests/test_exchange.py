@@ -15,6 +15,7 @@ from stragd.cli.answers import jobs_lines
 from stragd.config import ConfigError
 from stragd.config_sources import load
 from stragd.exchange.align import Alignment, Part
+from stragd.exchange.cluster import KEPT_WINDOWS
 from stragd.exchange.jobscore import JobScore
 from stragd.exchange.message import (
     MAX_BYTES,
@@ -27,7 +28,7 @@ from stragd.exchange.message import (
     extents,
     node_name,
 )
-from stragd.exchange.verdict import decode
+from stragd.exchange.verdict import Verdict, decode
 from stragd.findings import FindingStore
 from stragd.replay.simulate import Fault
 from tests.exchange_jobs import Cast, job
@@ -246,6 +247,41 @@ def test_a_failover_neither_forgets_nor_reports_twice() -> None:
         assert cast.members[0].named()[0][0] == before[0][0]
     seen = {x[1].get("id") for member in cast.members for v in member.verdicts for x in v.findings}
     assert len(seen) == 1
+
+
+def test_news_are_kept_before_they_are_told_and_the_rest_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cast, events = Cast(), list[Verdict | None]()
+    transport = cast.members[0].transport
+    keep, announce = transport.keep, transport.announce
+
+    def kept(key: int, state: bytes, number: int) -> None:
+        events.append(None)
+        keep(key, state, number)
+
+    def told(key: int, epoch: int, data: bytes) -> None:
+        events.append(decode(data))
+        announce(key, epoch, data)
+
+    monkeypatch.setattr(transport, "keep", kept)
+    monkeypatch.setattr(transport, "announce", told)
+    for window in job(36, faults=(SLOW,)):
+        cast.window(window)
+    known, since, windows = frozenset[tuple[int, str]](), -1, [-1]
+    news = 0
+    for event in events:
+        if event is None:
+            since = windows[-1]
+            continue
+        if event.states() != known:
+            assert since == windows[-1], "kept after the last verdict, before this one"
+            known, news = event.states(), news + 1
+        windows.append(event.window)
+        assert event.window - since <= KEPT_WINDOWS - 2, "the others are sent again"
+    keeps = events.count(None)
+    assert news >= 2, "suspected, then confirmed"
+    assert keeps <= 36 / 2 + news
 
 
 def test_nobody_waits_for_a_node_that_is_gone_and_it_may_come_back() -> None:
