@@ -220,3 +220,9 @@ class Scorer:
     def jobs(self) -> list[int]:
         """Every job that is known."""
     def forget(self, job: int) -> None: ...
+    def inherit(self, from_job: int, to_job: int, ranks: list[int]) -> int:
+        """Let ranks of one job that have no past take over that of the same ranks of another.
+
+        For a job that was started anew, and ranks that run where they ran. How many there were;
+        findings stay with the job that was.
+        """

@@ -13,6 +13,7 @@ from stragd.config import Config
 from stragd.finding import Finding, iso_time, job_key
 from stragd.findings import FindingStore, Transition
 from stragd.jobs import Job, JobTable, clean
+from stragd.lineage import Before
 from stragd.outputs import snapshot
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Spanning:
         if self.cluster is not None:
             self.cluster.close()
 
-    def offer(self, job: Job, rows: NDArray[np.void], now: float) -> None:
+    def offer(self, job: Job, rows: NDArray[np.void], before: Before, now: float) -> None:
         """A window of this node's ranks; kept here where all ranks of the job are."""
         if self.cluster is None or len(job.ranks) >= job.world_size:
             return
@@ -122,7 +123,7 @@ class Spanning:
             and finding["cause"]["name"] != "unknown"
         }
         now_ns = time.monotonic_ns()
-        self.cluster.offer(rows, job.name, job.launcher, classes, causes, now, now_ns)
+        self.cluster.offer(rows, job.name, job.launcher, classes, causes, now, now_ns, before)
 
     def speaks(self, job: int, now: float) -> bool:
         """Whether the findings of a job are those of its scorer, not this node's own."""

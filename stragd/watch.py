@@ -16,6 +16,7 @@ from stragd.finding import job_key
 from stragd.findings import FindingStore, Transition
 from stragd.history import History
 from stragd.jobs import TENTH, Identity, Job, JobTable, ProcessKey, clean, split
+from stragd.lineage import Lineage
 from stragd.outputs.journal import NOTICE, WARNING, Journal
 from stragd.outputs.snapshot import Library, Reader, Ring
 from stragd.outputs.windowlog import WindowLog
@@ -107,6 +108,7 @@ class Watch:
             Path(kept.baselines_file), scorer, self.store, self._complain, kept.baselines_seconds
         )
         self._identifier = identifier
+        self._lineage = Lineage(self.table, scorer)
         cluster = make_cluster(config, self.table, self._complain)
         self.spanning = Spanning(config.exchange, cluster, self.table, self.store, self.causes)
         self._statuses: dict[ProcessKey, RankStatus] = {}
@@ -209,6 +211,7 @@ class Watch:
             self._baselines.forget(job.key)
             self.causes.forget(job.key)
             self.spanning.forget(job.key, now)
+            self._lineage.forget(job.key)
             self._tell(self.store.close_job(job.key, "job ended"))
             self._journal.write(
                 "job-ended", f"job {job.name} has ended", job=job.name, job_key=job_key(job.key)
@@ -278,10 +281,13 @@ class Watch:
             return
         known = identity.job_key in self.table.jobs
         job = self.table.add(process, identity)
+        self._lineage.add(job, identity)
         if not known:
+            earlier = self.table.jobs.get(self._lineage.before(job.key).job)
+            anew = f"; it is {earlier.name}, started anew" if earlier is not None else ""
             self._journal.write(
                 "job-seen",
-                f"job {job.name} ({job.launcher}, {job.world_size} ranks) is watched",
+                f"job {job.name} ({job.launcher}, {job.world_size} ranks) is watched{anew}",
                 job=job.name,
                 job_key=job_key(job.key),
             )
@@ -309,7 +315,7 @@ class Watch:
                 self.table.take_window(job, rows)
                 self.windows.add(key, rows)
                 self.causes.window(self.table, now)
-                self.spanning.offer(job, rows, now)
+                self.spanning.offer(job, rows, self._lineage.before(key), now)
             try:
                 update = self._scorer.update(rows)
             except Exception as error:  # one job's window must not end the watch of the others

@@ -14,6 +14,7 @@ from stragd.exchange.interface import Exchange
 from stragd.exchange.local import Hub, Local
 from stragd.exchange.message import Sender
 from stragd.exchange.verdict import Verdict, encode
+from stragd.lineage import Before
 from stragd.replay.simulate import Scenario, simulate
 from tests.harness import wait_for
 
@@ -33,6 +34,7 @@ class Member:
     boot_ns: int = 10**15  # what its monotonic clock is ahead of the test's
     clock_error_ns: int = 0  # of its wall clock
     window_seconds: float = WINDOW_SECONDS
+    before: Before = field(default_factory=Before)
     verdicts: list[Verdict] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
 
@@ -46,7 +48,7 @@ class Member:
         rows["end_ns"], rows["start_ns"] = end, end - int(self.window_seconds * 1e9)
         rows["time_ns"] = rows["time_ns"].astype(np.int64) + self.clock_error_ns
         classes = {int(number): f"cpu/{number}" for number in set(rows["class_id"].tolist())}
-        self.cluster.offer(rows, "pretrain", "torchrun", classes, {}, now, end)
+        self.cluster.offer(rows, "pretrain", "torchrun", classes, {}, now, end, self.before)
 
     def turn(self, now: float) -> None:
         self.verdicts += self.cluster.turn(now)

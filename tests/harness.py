@@ -155,6 +155,7 @@ class Job:
         *arguments: str,
         namespaces: Sequence[str] = (),
         master: str = "",
+        more: tuple[str, ...] = (),
     ) -> None:
         self.record = directory / "record.jsonl"
         self.log = directory / "job.log"
@@ -163,7 +164,7 @@ class Job:
         if namespaces:
             command = apart(script, namespaces, master, *options)
         else:
-            command = torchrun(script, ranks, free_port(), logs, *options)
+            command = torchrun(script, ranks, free_port(), logs, *options, more=more)
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith("VIRTUAL_ENV")
         }

@@ -46,6 +46,36 @@ def metrics(watcher: Daemon) -> str:
     return text
 
 
+def test_a_restarted_job_goes_on_with_what_its_ranks_were() -> None:
+    arguments = [*FAST, "--steps", "100000"]
+    restarts = ("--max_restarts", "1")
+    with daemon(SHORT_WINDOWS) as watcher, job("ddp.py", 3, *arguments, more=restarts) as training:
+
+        def learnt() -> list[dict[str, Any]]:
+            """The ranks, once the scorer has no reason to be silent about them."""
+            ranks, abstentions = watcher.ranks(training), watcher.ask("top")["abstentions"]
+            known = [rank for rank in ranks if rank["own_ms"] is not None]
+            learning = {one["job"] for one in abstentions}
+            return [rank for rank in known if rank["job"] not in learning]
+
+        before = wait_for("three ranks that are known", learnt, 180)
+        os.kill(before[-1]["pid"], signal.SIGKILL)
+        wait_for("the new job", lambda: "started anew" in watcher.output(), 180)
+        wait_for("its ranks", lambda: len({rank["job"] for rank in watcher.ranks(training)}) == 2)
+        reasons: list[str] = []
+
+        def third_window() -> bool:
+            answer = watcher.ask("top")
+            (key,) = {rank["job"] for rank in watcher.ranks(training)} - {before[0]["job"]}
+            (new,) = (one for one in answer["jobs"] if one["key"] == key)
+            about = (one for one in answer["abstentions"] if one["job"] == new["key"])
+            reasons.extend(one["reason"] for one in about)
+            return bool(new["windows"] >= 3)
+
+        wait_for("its third window", third_window, 180)
+        assert "learning" not in reasons
+
+
 def test_a_slow_rank_is_named_with_its_cost_and_nobody_else() -> None:
     rank = random.SystemRandom().randrange(demo.RANKS)
     arguments = [*FAST, "--steps", "4000", "--slow-rank", str(rank), "--slow-factor", "1.2"]

@@ -30,6 +30,7 @@ from stragd.exchange.message import (
 )
 from stragd.exchange.verdict import Verdict, decode
 from stragd.findings import FindingStore
+from stragd.lineage import Before
 from stragd.replay.simulate import Fault
 from tests.exchange_jobs import Cast, job
 from tests.pictures import finding
@@ -282,6 +283,24 @@ def test_news_are_kept_before_they_are_told_and_the_rest_now_and_then(
     keeps = events.count(None)
     assert news >= 2, "suspected, then confirmed"
     assert keeps <= 36 / 2 + news
+
+
+@pytest.mark.parametrize("stayed", [True, False])
+def test_a_restarted_job_goes_on_with_what_its_ranks_were(stayed: bool) -> None:
+    """A rank is slow from the first step after the restart: only the past can tell."""
+    first, cast = job(20), Cast()
+    for window in first:
+        cast.window(window)
+    key = int(first[0]["job"][0])
+    for member in cast.members:
+        member.before = Before(key, set(member.ranks) if stayed else set())
+        member.cluster.forget(key)
+    for window in job(10, faults=(Fault(SLOW.ranks, 0.06),)):
+        window["job"] = key + 1
+        cast.window(window)
+    for member in cast.members:
+        named = [(state, rank, host) for _, state, rank, host in member.named()]
+        assert named == ([("confirmed", 5, "node2.example")] if stayed else [])
 
 
 def test_nobody_waits_for_a_node_that_is_gone_and_it_may_come_back() -> None:

@@ -104,7 +104,7 @@ def test_restart_is_a_new_job_with_the_same_parent(
             identifier, processes.start(torchrun(0, 4, 2, TORCHELASTIC_RESTART_COUNT=count))
         )
         assert identity.restart_count == int(count)
-        keys.append((identity.job_key, identity.labels["parent_key"]))
+        keys.append((identity.job_key, identity.parent_key))
     assert keys[0][0] != keys[1][0]
     assert keys[0][1] == keys[1][1]
 
@@ -143,7 +143,7 @@ def test_slurm_steps_and_requeues_are_jobs_of_their_own(
     envs = [slurm(0, 2), slurm(0, 2, SLURM_STEP_ID="1"), slurm(0, 2, SLURM_RESTART_COUNT="1")]
     identities = [known(identifier, processes.start(env), fact(2, 0)) for env in envs]
     assert len({i.job_key for i in identities}) == 3
-    assert identities[0].labels["parent_key"] == identities[2].labels["parent_key"]
+    assert identities[0].parent_key == identities[2].parent_key
     assert identities[2].restart_count == 1
 
 

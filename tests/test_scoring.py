@@ -49,7 +49,7 @@ def exactly(value: object) -> object:
 def test_rust_and_python_agree_bit_for_bit() -> None:
     seed = int(os.environ.get("STRAGD_SEED", time.time_ns() % 1_000_000_000))
     print(f"{JOBS} jobs from seed {seed} (STRAGD_SEED)")
-    compared = windows = findings = restarts = 0
+    compared = windows = findings = restarts = inherited = 0
     for number in range(JOBS):
         job = RandomJob(seed + number)
         config = Config(
@@ -58,7 +58,10 @@ def test_rust_and_python_agree_bit_for_bit() -> None:
         )
         reference = Scorer(config)
         native = _rscore.Scorer(dataclasses.asdict(config))
+        key = 0
         for array in job:
+            if key:
+                array["job"] = key
             ours, theirs = reference.update(as_rows(array)), native.update(array)
             where = f"seed {seed + number}, window {windows}"
             assert theirs["refused_rows"] == ours.refused_rows, where
@@ -78,8 +81,40 @@ def test_rust_and_python_agree_bit_for_bit() -> None:
                 native = _rscore.Scorer(dataclasses.asdict(config))
                 native.restore(state)
                 restarts += 1
+            if len(array) and job.draw.random() < 0.03:  # and the job, some ranks where they were
+                old = int(array["job"][0])
+                key = key or old
+                key += job.draw.choice([1, 2, -1])
+                some = [int(rank) for rank in array["rank"] if job.draw.random() < 0.8]
+                took = native.inherit(old, key, [*some, 1 << 31])
+                assert took == reference.inherit(old, key, [*some, 1 << 31]), where
+                inherited += took
     print(f"{windows} windows, {findings} findings, {restarts} restarts, {compared} values equal")
+    assert inherited > JOBS
     assert findings > JOBS, "the jobs have something to say"
+
+
+def after_restart(inherit: bool) -> int:
+    """Windows of a job until a rank that was slow from its first step on is named; 0 for never."""
+    scorer, windows = _rscore.Scorer({}), list(simulate(Scenario(8, windows=30, tenths=False)))
+    for array in windows:
+        scorer.update(array)
+    job = int(windows[0]["job"][0])
+    if inherit:
+        assert scorer.inherit(job, job + 1, list(range(8))) == 8
+        assert scorer.inherit(job, job + 1, [3]) == 0, "once"
+    slow = Fault((5,), 0.06)
+    for number, array in enumerate(simulate(Scenario(8, windows=30, tenths=False, faults=(slow,)))):
+        array["job"] = job + 1
+        for one in scorer.update(array)["findings"]:
+            if (one["rank"], one["state"]) == (5, "confirmed"):
+                return number + 1
+    return 0
+
+
+def test_a_restarted_job_knows_what_its_gpus_were() -> None:
+    assert after_restart(inherit=False) == 0, "slow from the first step: it has no other past"
+    assert 1 <= after_restart(inherit=True) <= 6
 
 
 def verdicts(arrays: list[np.ndarray]) -> list[tuple[object, ...]]:

@@ -450,6 +450,11 @@ impl Scorer {
     fn forget(&mut self, job: u64) {
         self.scorer.forget(job);
     }
+
+    #[pyo3(signature = (from_job, to_job, ranks))]
+    fn inherit(&mut self, from_job: u64, to_job: u64, ranks: Vec<u32>) -> usize {
+        self.scorer.inherit(from_job, to_job, &ranks)
+    }
 }
 
 #[pymodule]

@@ -36,6 +36,7 @@ class Identity:
     world_size: int
     local_rank: int  # -1 where unknown
     restart_count: int
+    parent_key: int  # of the job whatever the restart count
     host: str
     class_name: str  # "cpu/<model>", "nvidia/H200", "amd/MI300X"
     class_id: int  # CRC-32 of class_name
@@ -241,7 +242,6 @@ class Identifier:
         self, who: _Process, placement: launchers.Placement, key: jobkey.Key, device: Device
     ) -> Identity:
         labels = {name.lower(): process.printable(value, 128) for name, value in key.parts}
-        labels["parent_key"] = f"{key.parent:016x}"
         labels["rank_source"] = placement.source
         for name in EXTRA:
             if value := who.environment.get(name):
@@ -257,6 +257,7 @@ class Identifier:
             placement.world_size,
             placement.local_rank,
             key.restart_count,
+            key.parent,
             self._host,
             device.class_name,
             zlib.crc32(device.class_name.encode()),

@@ -20,6 +20,7 @@ from stragd.exchange.summary import Summary, of_verdict
 from stragd.exchange.summary import decode as decode_summary
 from stragd.exchange.summary import encode as encode_summary
 from stragd.exchange.verdict import Verdict, decode, encode
+from stragd.lineage import Before
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,6 +63,7 @@ class _Followed:
     launcher: str = ""
     classes: Mapping[int, str] = field(default_factory=dict)
     causes: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    before: Before = field(default_factory=Before)
     sent: deque[_Sent] = field(default_factory=lambda: deque(maxlen=KEPT_WINDOWS))
     heard: float = float("-inf")  # of its scorer
     scorer: tuple[str, int] = ("", 0)  # node, epoch
@@ -143,6 +145,7 @@ class Cluster:
         causes: Mapping[int, Mapping[str, Any]],
         now: float,
         now_ns: int,
+        before: Before | None = None,
     ) -> None:
         """A window of this node's ranks of one job; ``now_ns`` is CLOCK_MONOTONIC like its end."""
         job, lowest = int(rows["job"][0]), int(rows["rank"].min())
@@ -153,6 +156,7 @@ class Cluster:
             self._exchange.join(job)
         followed.lowest, followed.name, followed.launcher = lowest, name, launcher
         followed.classes, followed.causes = dict(classes), dict(causes)
+        followed.before = before or Before()
         age = max(now_ns - int(rows["end_ns"].max()), 0) / 1e9
         followed.sent.append(_Sent(rows.copy(), now - age))
         self._publish(job, followed, followed.sent[-1], now)
@@ -217,7 +221,7 @@ class Cluster:
             silent = now - followed.heard > self._patience()
             if job in self._held or not silent or now < followed.contend_at:
                 continue
-            self._exchange.contend(job)
+            self._exchange.contend(job, followed.before.job)
             first = followed.lowest == 0
             followed.contend_at = now + self._lease / 2 + (0.0 if first else self._jitter())
 
@@ -294,6 +298,7 @@ class Cluster:
                 followed.classes,
                 followed.causes,
                 now - sent.ended,
+                followed.before,
             )
         except MessageError as error:
             self._refuse("sent", error.cause, str(error), now)

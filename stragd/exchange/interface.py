@@ -49,8 +49,12 @@ class Exchange(Protocol):
     def announce(self, job: int, epoch: int, data: bytes) -> None:
         """A verdict, for every node of the job; from the holder of its role."""
 
-    def contend(self, job: int) -> None:
-        """Ask for the scorer role; `held` follows if nobody has it, with all windows after it."""
+    def contend(self, job: int, before: int = 0) -> None:
+        """Ask for the scorer role; `held` follows if nobody has it, with all windows after it.
+
+        ``before`` is what the job was before it was started anew, 0 if nothing: where nothing was
+        kept of the job, `held` brings what was kept of that one.
+        """
 
     def resign(self, job: int) -> None:
         """Give the role back."""

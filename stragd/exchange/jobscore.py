@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_NODES = 1 << 17
+EARLIER_WINDOWS = 16
+"""So long ranks may come that go on with what they were in an earlier job."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -41,6 +43,8 @@ class JobScore:
         self._classes: dict[int, str] = {}
         self._causes: dict[int, Mapping[str, Any]] = {}
         self._name, self._launcher, self._world = "", "", 0
+        self._earlier: tuple[int, Claims] | None = None
+        """The job that this one was before, and which node had which of its ranks."""
 
     def take(self, message: WindowMessage, now: float) -> None:
         """One message of one node; what is refused is counted by cause."""
@@ -56,6 +60,8 @@ class JobScore:
             if not len(rows):
                 return
             (extent,) = extents(rows, np.array([len(rows)]))
+        if self._earlier is not None and message.before.job == self._earlier[0]:
+            self._go_on(node, message.before.stayed & set(rows["rank"].tolist()))
         cell, offset, why = self._alignment.place(
             node, message.sender.instance, extent, now - message.age_s, now
         )
@@ -71,6 +77,13 @@ class JobScore:
             if self._claims.node(rank) == node:
                 self._causes[rank] = cause
 
+    def _go_on(self, node: str, stayed: set[int]) -> None:
+        """Ranks of a node are what they were in the earlier job, if that was there too."""
+        if self._earlier is not None:
+            job, claims = self._earlier
+            same = [rank for rank in stayed if claims.node(rank) == node]
+            self._scorer.inherit(job, self.job, same)
+
     def due(self, now: float) -> list[Verdict]:
         """Score what is complete or past its deadline."""
         return [self._score(cell) for cell in self._alignment.due(self._world or 1 << 30, now)]
@@ -83,6 +96,9 @@ class JobScore:
         else:
             rows["comm"] = 0.0  # not known: what all wait for may be what is missing
         update = self._scorer.update(rows)
+        if self._earlier is not None and cell.number >= EARLIER_WINDOWS:
+            self._scorer.forget(self._earlier[0])
+            self._earlier = None
         self.counters["refused_rows"] += update["refused_rows"]
         self.counters["windows"] += 1
         present, absent = _attendance(rows["rank"], self._world)
@@ -164,6 +180,7 @@ class JobScore:
         """All that the next scorer needs to go on: a JSON header and the scores."""
         header = json.dumps(
             {
+                "job": f"{self.job:016x}",
                 "alignment": self._alignment.save(),
                 "claims": self._claims.save(),
                 "hosts": self._hosts,
@@ -176,11 +193,17 @@ class JobScore:
         return _LENGTH.pack(len(header)) + header + self._scorer.save()
 
     def restore(self, state: bytes) -> None:
-        """Go on where another scorer was. Raises ValueError, and changes nothing, for garbage."""
+        """Go on where another scorer was, of this job or of the one that it was before.
+
+        Raises ValueError, and changes nothing, for garbage.
+        """
         alignment, claims = Alignment(self._alignment.deadline_seconds), Claims()
         try:
             (length,) = _LENGTH.unpack_from(state)
             header = json.loads(state[_LENGTH.size : _LENGTH.size + length])
+            job = int(header["job"], 16)
+            if not 0 < job < 1 << 64:
+                raise ValueError("state: the key of its job cannot be")
             alignment.restore(header["alignment"])
             claims.restore(header["claims"])
             hosts = {str(node): str(host) for node, host in header["hosts"].items()}
@@ -190,6 +213,12 @@ class JobScore:
             self._scorer.restore(state[_LENGTH.size + length :])
         except (struct.error, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from None
+        for other in self._scorer.jobs():
+            if other != job:
+                self._scorer.forget(other)
+        if job != self.job:
+            self._earlier = job, claims
+            return
         self._alignment, self._claims, self._hosts = alignment, claims, hosts
         self._classes, self._name, self._launcher, self._world = classes, name, launcher, world
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
 RENEW_AFTER, RETRY_AFTER, GIVE_UP_AFTER = 1 / 3, 1 / 12, 0.8
@@ -31,11 +31,21 @@ class Role:
         self._state = number, state
         self.wake.set()
 
-    def take_state(self) -> tuple[int, bytes] | None:
-        """What is to be kept, once."""
-        self.wake.clear()
-        taken, self._state = self._state, None
-        return taken
+    @contextlib.asynccontextmanager
+    async def taken_state(self) -> AsyncIterator[tuple[int, bytes] | None]:
+        """What is to be kept; it is so still where that fails, unless there is newer by then."""
+        async with self.keeping:
+            self.wake.clear()
+            taken, self._state = self._state, None
+            try:
+                yield taken
+            except BaseException:
+                self._state = self._state or taken
+                raise
+
+    def has_state(self) -> bool:
+        """Whether there is something to be kept."""
+        return self._state is not None
 
 
 class Holder(Protocol):
@@ -65,7 +75,7 @@ async def hold(
             await asyncio.wait_for(role.wake.wait(), max(left, RETRY_AFTER * seconds))
         if not held():
             return
-        if role.wake.is_set():
+        if role.has_state():
             with contextlib.suppress(*transport.errors):
                 await asyncio.wait_for(keep(), seconds)
         if transport._hangs(seconds):

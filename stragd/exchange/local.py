@@ -78,13 +78,13 @@ class Local:
         for member in members:
             member.deliver(Event("verdict", job, self.node, data, at=self._hub.clock()))
 
-    def contend(self, job: int) -> None:
+    def contend(self, job: int, before: int = 0) -> None:
         with self._hub.lock:
             if job in self._hub.holders:
                 return
             self._hub.holders[job] = self
             epoch = self._hub.epochs[job] = self._hub.epochs.get(job, 0) + 1
-            state = self._hub.states.get(job, b"")
+            state = self._hub.states.get(job) or self._hub.states.get(before, b"")
         self._inbox.put(Event("held", job, self.node, state, epoch, self._hub.clock()))
 
     def resign(self, job: int) -> None:

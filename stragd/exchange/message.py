@@ -19,6 +19,7 @@ import numpy as np
 
 from stragd import _rscore
 from stragd.jobs import OWN_UNKNOWN, STEPS_NOT_INFERRED, TENTH, clean
+from stragd.lineage import Before
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -85,6 +86,7 @@ class WindowMessage:
     launcher: str
     classes: Mapping[int, str]  # names of the class ids of the rows
     causes: Mapping[int, Mapping[str, Any]]  # by rank: what telemetry says of a finding about it
+    before: Before
     age_s: float  # from the end of the window until it was sent
     rows: NDArray[np.void]
     extent: Extent  # of the rows
@@ -164,6 +166,7 @@ def encode_windows(
     classes: Mapping[int, str],
     causes: Mapping[int, Mapping[str, Any]],
     age_s: float,
+    before: Before | None = None,
 ) -> bytes:
     """One window of one job; ``rows`` are all of one window. Raises MessageError if too long."""
     header = {
@@ -175,6 +178,8 @@ def encode_windows(
         "launcher": launcher,
         "classes": {str(number): text for number, text in classes.items()},
     }
+    if before is not None and before.job:
+        header["before"], header["stayed"] = f"{before.job:016x}", sorted(before.stayed)
     if causes:
         header["causes"] = {str(rank): dict(cause) for rank, cause in causes.items()}
     return pack(WINDOWS, header, np.ascontiguousarray(rows).tobytes(), max(age_s, 0.0))
@@ -248,6 +253,7 @@ class _Header(NamedTuple):
     launcher: str
     classes: Mapping[int, str]
     causes: Mapping[int, Mapping[str, Any]]
+    before: Before
 
 
 def _open_windows(data: bytes) -> tuple[_Header, bytes, float]:
@@ -267,13 +273,14 @@ def _header(text: bytes) -> _Header:
         names = {int(number): clean(name) for number, name in said["classes"].items()}
         causes = {int(rank): _cause(cause) for rank, cause in said.get("causes", {}).items()}
         name, launcher = clean(said["name"]), clean(said["launcher"], 20)
+        before = Before(int(said.get("before", "0"), 16), set(map(int, said.get("stayed", ()))))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise MessageError("malformed", f"its header: {type(error).__name__} {error}") from None
     if not is_node(sender.node) or not 0 < job < 1 << 64 or len(names) > MAX_CLASSES:
         raise MessageError("malformed", "its header names no node, no job or too many classes")
     if not 0 <= sender.instance < 1 << 64:
         raise MessageError("malformed", "its header has an instance that cannot be")
-    return _Header(sender, job, name, launcher, names, causes)
+    return _Header(sender, job, name, launcher, names, causes, before)
 
 
 _known_header = lru_cache(REMEMBERED)(_header)

@@ -70,8 +70,8 @@ class Nats(Background):
     def announce(self, job: int, epoch: int, data: bytes) -> None:
         self._send(f"{self._prefix}.verdicts.{job:016x}.{self.node}", data)
 
-    def contend(self, job: int) -> None:
-        self._do(self._roles.contend(job))
+    def contend(self, job: int, before: int = 0) -> None:
+        self._do(self._roles.contend(job, before))
 
     def resign(self, job: int) -> None:
         self._do(self._roles.resign(job))

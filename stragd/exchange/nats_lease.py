@@ -23,7 +23,7 @@ from stragd.exchange.interface import Event
 from stragd.exchange.lease import Role, hold, holder, lease
 from stragd.exchange.nats_scores import REQUEST_SECONDS, Scores, context, key_value
 
-READINGS = 3
+READINGS = 6
 """Of what the last scorer left that may fail, one after the other, until it is done without."""
 
 
@@ -97,7 +97,7 @@ class Roles:
         self._confirmed[job] = (node, epoch)
         return True
 
-    async def contend(self, job: int) -> None:
+    async def contend(self, job: int, before: int) -> None:
         """Take the role where nobody has it."""
         bucket, scores = self._bucket, self._scores
         if bucket is None or scores is None or job in self._held or job in self._asking:
@@ -109,7 +109,7 @@ class Roles:
             value = lease(self._node, epoch)
             revision = await bucket.update(f"{job:016x}", value, last=epoch)
             role = _Held(epoch, revision, begun)
-            state = await self._state(scores, job)
+            state = await self._state(scores, job, before)
             self._held[job] = role
             role.windows = await self._subscribe(job)
             self._tell(Event("held", job, self._node, state, epoch, time.monotonic()))
@@ -174,20 +174,24 @@ class Roles:
             asyncio.create_task(self._transport._guard(role.windows.unsubscribe()))  # noqa: RUF006
         self._tell(Event("lost", job, self._node, epoch=role.epoch))
 
-    async def _state(self, scores: Scores, job: int) -> bytes:
-        """What the last scorer left. nats-py would wait for ever for parts that do not come."""
+    async def _state(self, scores: Scores, job: int, before: int) -> bytes:
+        """What the last scorer left of the job, or of that before it.
+
+        nats-py would wait for ever for parts that do not come.
+        """
         if self._unread[job] >= READINGS:
             del self._unread[job]
             return b""
         self._unread[job] += 1
         patience = max(self._settings.lease_seconds, REQUEST_SECONDS)
         state = await asyncio.wait_for(scores.get(job), patience)
+        if not state and before:
+            state = await asyncio.wait_for(scores.get(before), patience)
         del self._unread[job]
         return state
 
     async def _store(self, scores: Scores, job: int, role: _Held) -> None:
-        async with role.keeping:
-            taken = role.take_state()
+        async with role.taken_state() as taken:
             if taken is not None:
                 number, state = taken
                 await scores.put(job, state)

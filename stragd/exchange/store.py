@@ -61,7 +61,8 @@ class Store(Background):
     def announce(self, job: int, epoch: int, data: bytes) -> None:
         self._of(job, lambda one: one.announce(epoch, data))
 
-    def contend(self, job: int) -> None:
+    def contend(self, job: int, before: int = 0) -> None:
+        # What was kept of another job lay in that one's store.
         self._of(job, StoreJob.contend)
 
     def resign(self, job: int) -> None:

@@ -354,8 +354,7 @@ class StoreJob:
             self._lost(role)
 
     async def _keep(self, client: TCPStoreClient, role: Role) -> None:
-        async with role.keeping:
-            taken = role.take_state()
+        async with role.taken_state() as taken:
             if taken is None or len(taken[1]) > MAX_STATE:
                 return
             number, state = taken

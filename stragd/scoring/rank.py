@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 from stragd.scoring.case import CHANGE, FAST, LEVEL, MEMORY, Case, suspect
@@ -99,6 +100,16 @@ class RankScore:
         rate = max(1.0 / float(self.past_count + 1), 1.0 / float(history))
         self.past += rate * (value - self.past)
         self.past_count = min(self.past_count + 1, history)
+
+    def without_windows(self) -> RankScore:
+        """What is known of the rank, and nothing of the windows that it was learnt in."""
+        return RankScore(
+            key=self.key,
+            world_size=self.world_size,
+            past=self.past,
+            past_count=self.past_count,
+            series=deepcopy(self.series),
+        )
 
     def has_moved(self, window: int, recent: int) -> bool:
         """Whether it was slow within the ``recent`` windows before ``window``, and is not now."""

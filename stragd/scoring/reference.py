@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from stragd.scoring.case import Case, suspect
+from stragd.scoring.case import LEVEL, Case, suspect
 from stragd.scoring.estimate import median, scan_limit
 from stragd.scoring.fast import TENTHS, FastScore, judge_tenth, known_members
 from stragd.scoring.groups import (
@@ -427,6 +427,29 @@ class Scorer:
         """Forgets a job."""
         self.jobs.pop(job, None)
 
+    def inherit(self, from_job: int, to_job: int, ranks: list[int]) -> int:
+        """Ranks of a job that have no past take over that of the same ranks of another."""
+        room = to_job in self.jobs or len(self.jobs) < MAX_JOBS
+        if from_job == to_job or from_job not in self.jobs or not room:
+            return 0
+        old, known = self.jobs[from_job].ranks, self.jobs.get(to_job)
+        taken: dict[int, RankScore] = {}
+        for rank in sorted(set(ranks)):
+            if rank not in old or (known is not None and rank in known.ranks):
+                continue
+            case = old[rank].case
+            if case is not None and case.proven() and case.how == LEVEL:
+                continue  # its past is slow too
+            if old[rank].series.count() > 0:
+                taken[rank] = old[rank].without_windows()
+        if not taken:
+            return 0
+        if known is None:
+            known = self.jobs[to_job] = Job()
+        known.last_call = self.calls
+        known.ranks.update(taken)
+        return len(taken)
+
     def _update_job(self, rows: list[Row], update: Update) -> None:
         key = rows[0].job
         self.calls += 1
@@ -437,7 +460,8 @@ class Scorer:
         if not accepted:
             return
         if accepted[0].flags & TENTH:
-            if known is not None:  # tenths of a job without a window tell nothing
+            if last is not None:  # tenths of a job without a window tell nothing
+                assert known is not None
                 known.last_call = self.calls
                 known.update_tenth(accepted, self.config, self.next_id, update)
             return

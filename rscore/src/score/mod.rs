@@ -17,6 +17,7 @@ mod estimate;
 mod fast;
 mod finding;
 mod groups;
+mod inherit;
 mod job;
 mod members;
 mod quiet;
@@ -301,7 +302,7 @@ impl Scorer {
         let Some(&accepted) = self.accepted.places.first() else { return };
         if rows[accepted as usize].flags & flag::TENTH != 0 {
             // Tenths of a job without a window tell nothing.
-            if let Some(job) = self.jobs.get_mut(&first.job) {
+            if let Some(job) = self.jobs.get_mut(&first.job).filter(|_| last.is_some()) {
                 job.last_call = self.calls;
                 job.update_tenth(rows, &self.accepted, &self.config, &mut self.next_id, update);
             }

@@ -187,9 +187,9 @@ fn pass_job(pass: &mut impl Pass, job: &mut JobScore) -> Result<(), String> {
     pass.u64(&mut job.last_call)?;
     let mut window = job.window.unwrap_or_default();
     pass.u64(&mut window)?;
-    job.window = Some(window);
     pass.u64(&mut job.key)?;
     let count = pass.count(job.recent.len(), RECENT)?;
+    job.window = (count > 0).then_some(window);
     job.recent.resize(count, (0, 0));
     for (number, begin) in &mut job.recent {
         pass.u64(number)?;
