@@ -7,10 +7,15 @@ may have other work, and another GPU another speed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from stragd.jobs import Identity, Job, JobTable
+
+RESTART_SECONDS = 900.0
+"""From the end of a job until it is not started anew any more: data and models are loaded first."""
+MAX_ENDED = 64
 
 
 class Scorer(Protocol):
@@ -27,47 +32,92 @@ class Before:
     """Its key then; 0 where it is not known to have been another one."""
     stayed: set[int] = field(default_factory=set)
     """Ranks of this node that are where they were."""
+    name: str = ""
+
+
+@dataclass
+class _Past:
+    """A job that is here, or was until lately."""
+
+    key: int
+    name: str
+    parent: int
+    restart_count: int
+    places: dict[int, tuple[str, str, int, int]]  # by rank
+    until: float = 0.0  # monotonic s; of one that has ended
 
 
 class Lineage:
-    """The main loop's thread only."""
+    """The main loop's thread only. ``forget`` is told of jobs whose past nobody needs any more."""
 
-    def __init__(self, table: JobTable, scorer: Scorer) -> None:
-        self._table, self._scorer = table, scorer
+    def __init__(self, table: JobTable, scorer: Scorer, forget: Callable[[int], None]) -> None:
+        self._table, self._scorer, self._forget = table, scorer, forget
         self._before: dict[int, Before] = {}
+        self._ended: dict[int, _Past] = {}  # by job, oldest first
 
     def add(self, job: Job, identity: Identity) -> None:
-        """A rank was found, while the job that it belonged to before is still in the table."""
+        """A rank was found."""
+        if self._ended.pop(job.key, None) is not None:
+            self._forget(job.key)  # it begins again under its old name
+        past = self._find(job.key, identity)
         before = self._before.get(job.key)
         if before is None:
-            before = self._before[job.key] = Before(self._find(job, identity))
-        old = self._table.jobs.get(before.job)
-        rank = old.ranks.get(identity.rank) if old is not None else None
-        if rank is not None and _where(rank.identity) == _where(identity):
-            self._scorer.inherit(before.job, job.key, [identity.rank])
+            before = self._before[job.key] = Before()
+        if past is None or before.job not in (0, past.key):
+            return
+        before.job, before.name = past.key, past.name
+        if past.places.get(identity.rank) == _place(identity):
+            self._scorer.inherit(past.key, job.key, [identity.rank])
             before.stayed.add(identity.rank)
 
     def before(self, job: int) -> Before:
         """What is known of a job's past."""
         return self._before.get(job, Before())
 
-    def forget(self, job: int) -> None:
-        """The job has ended."""
-        self._before.pop(job, None)
+    def end(self, job: Job, now: float) -> None:
+        """The job has ended; what was learnt of it is kept for a while."""
+        self._before.pop(job.key, None)
+        past = _past(job)
+        if past is None:
+            self._forget(job.key)
+            return
+        past.until = now + RESTART_SECONDS
+        self._ended[job.key] = past
+        if len(self._ended) > MAX_ENDED:
+            self._drop(next(iter(self._ended)))
 
-    def _find(self, job: Job, identity: Identity) -> int:
+    def tick(self, now: float) -> None:
+        """Once a second."""
+        for key in [key for key, past in self._ended.items() if now >= past.until]:
+            self._drop(key)
+
+    def _drop(self, key: int) -> None:
+        del self._ended[key]
+        self._forget(key)
+
+    def _find(self, key: int, identity: Identity) -> _Past | None:
         """The job with the same parent key that was started last before this one."""
-        found, count = 0, -1
-        for key, other in self._table.jobs.items():
-            one = next(iter(other.ranks.values()), None)
-            if key == job.key or one is None or one.identity.parent_key != identity.parent_key:
+        pasts = [*self._ended.values(), *map(_past, self._table.jobs.values())]
+        found = None
+        for past in pasts:
+            if past is None or past.key == key or past.parent != identity.parent_key:
                 continue
-            if count < one.identity.restart_count < identity.restart_count:
-                found, count = key, one.identity.restart_count
+            least = found.restart_count if found is not None else -1
+            if least < past.restart_count < identity.restart_count:
+                found = past
         return found
 
 
-def _where(identity: Identity) -> tuple[str, str, int, int]:
+def _past(job: Job) -> _Past | None:
+    first = next(iter(job.ranks.values()), None)
+    if first is None:
+        return None
+    places = {number: _place(rank.identity) for number, rank in job.ranks.items()}
+    parent, count = first.identity.parent_key, first.identity.restart_count
+    return _Past(job.key, job.name, parent, count, places)
+
+
+def _place(identity: Identity) -> tuple[str, str, int, int]:
     """What makes a rank the same: its GPU, or without one its place on its host."""
     place = identity.gpu_uuid or str(identity.local_rank)
     return identity.host, place, identity.class_id, identity.world_size

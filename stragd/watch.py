@@ -108,7 +108,7 @@ class Watch:
             Path(kept.baselines_file), scorer, self.store, self._complain, kept.baselines_seconds
         )
         self._identifier = identifier
-        self._lineage = Lineage(self.table, scorer)
+        self._lineage = Lineage(self.table, scorer, self._baselines.forget)
         cluster = make_cluster(config, self.table, self._complain)
         self.spanning = Spanning(config.exchange, cluster, self.table, self.store, self.causes)
         self._statuses: dict[ProcessKey, RankStatus] = {}
@@ -204,14 +204,14 @@ class Watch:
         self._counted = now
         self._baselines.tick(now)
         self.spanning.tick(now)
+        self._lineage.tick(now)
         for finding in self.causes.tick(self.table, self.store, now):
             self._journal.cause(finding)
             self.history.cause(finding)
         for job in self.table.expired(now, ended_job_seconds):
-            self._baselines.forget(job.key)
             self.causes.forget(job.key)
             self.spanning.forget(job.key, now)
-            self._lineage.forget(job.key)
+            self._lineage.end(job, now)
             self._tell(self.store.close_job(job.key, "job ended"))
             self._journal.write(
                 "job-ended", f"job {job.name} has ended", job=job.name, job_key=job_key(job.key)
@@ -283,8 +283,8 @@ class Watch:
         job = self.table.add(process, identity)
         self._lineage.add(job, identity)
         if not known:
-            earlier = self.table.jobs.get(self._lineage.before(job.key).job)
-            anew = f"; it is {earlier.name}, started anew" if earlier is not None else ""
+            earlier = self._lineage.before(job.key).name
+            anew = f"; it is {earlier}, started anew" if earlier else ""
             self._journal.write(
                 "job-seen",
                 f"job {job.name} ({job.launcher}, {job.world_size} ranks) is watched{anew}",

@@ -25,6 +25,7 @@ def identity(job: int, rank: int) -> Any:
         world_size=4096,
         local_rank=-1,
         restart_count=0,
+        parent_key=job,
         host="node7",
         class_name="cpu/Test",
         class_id=5,

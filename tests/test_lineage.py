@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from stragd.jobs import JobTable
-from stragd.lineage import Lineage
+from stragd.lineage import MAX_ENDED, RESTART_SECONDS, Lineage
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Inherited:
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, int, list[int]]] = []
+        self.forgotten: list[int] = []
 
     def inherit(self, from_job: int, to_job: int, ranks: list[int]) -> int:
         self.calls.append((from_job, to_job, ranks))
@@ -43,7 +44,7 @@ class Inherited:
 @pytest.fixture
 def scene() -> tuple[JobTable, Lineage, Inherited]:
     table, scorer = JobTable(), Inherited()
-    return table, Lineage(table, scorer), scorer
+    return table, Lineage(table, scorer, scorer.forgotten.append), scorer
 
 
 def add(table: JobTable, lineage: Lineage, pid: int, who: Who) -> None:
@@ -62,8 +63,47 @@ def test_a_rank_on_its_gpu_goes_on(scene: tuple[JobTable, Lineage, Inherited]) -
     assert lineage.before(6).stayed == {0}
     add(table, lineage, 20, Who(7, 0, 2, gpu_uuid="GPU-0"))
     assert scorer.calls[1:] == [(6, 7, [0])], "the last one before it"
-    lineage.forget(7)
-    assert lineage.before(7).job == 0
+
+
+def end(table: JobTable, lineage: Lineage, key: int, now: float) -> None:
+    lineage.end(table.jobs.pop(key), now)
+
+
+def test_a_job_may_be_started_anew_long_after_its_end(
+    scene: tuple[JobTable, Lineage, Inherited],
+) -> None:
+    table, lineage, scorer = scene
+    add(table, lineage, 1, Who(5, 0))
+    add(table, lineage, 2, Who(8, 0, parent_key=78))
+    end(table, lineage, 5, 1000.0)
+    end(table, lineage, 8, 1000.0)
+    lineage.tick(1000.0 + RESTART_SECONDS - 1)
+    add(table, lineage, 3, Who(6, 0, 1))
+    assert scorer.calls == [(5, 6, [0])]
+    assert lineage.before(6).name == "train"
+    lineage.tick(1000.0 + RESTART_SECONDS)
+    assert scorer.forgotten == [5, 8]
+    add(table, lineage, 4, Who(8, 0, 1, parent_key=78))
+    assert len(scorer.calls) == 1, "too late"
+
+
+def test_a_job_that_begins_again_under_its_key_is_learnt_anew(
+    scene: tuple[JobTable, Lineage, Inherited],
+) -> None:
+    table, lineage, scorer = scene
+    add(table, lineage, 1, Who(5, 0))
+    end(table, lineage, 5, 1000.0)
+    assert scorer.forgotten == []
+    add(table, lineage, 2, Who(5, 0))
+    assert scorer.forgotten == [5], "its window numbers begin anew"
+
+
+def test_so_many_ended_jobs_are_remembered(scene: tuple[JobTable, Lineage, Inherited]) -> None:
+    table, lineage, scorer = scene
+    for key in range(1, MAX_ENDED + 3):
+        add(table, lineage, key, Who(key, 0, parent_key=key))
+        end(table, lineage, key, 1000.0)
+    assert scorer.forgotten == [1, 2]
 
 
 @pytest.mark.parametrize(
