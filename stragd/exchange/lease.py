@@ -35,7 +35,6 @@ class Role:
     async def taken_state(self) -> AsyncIterator[tuple[int, bytes] | None]:
         """What is to be kept; it is so still where that fails, unless there is newer by then."""
         async with self.keeping:
-            self.wake.clear()
             taken, self._state = self._state, None
             try:
                 yield taken
@@ -69,25 +68,35 @@ async def hold(
     ``renew`` is False where somebody else holds it. A main loop that hangs loses it too.
     """
     loop = asyncio.get_running_loop()
-    while held():
-        left = role.renewed + RENEW_AFTER * seconds - loop.time()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(role.wake.wait(), max(left, RETRY_AFTER * seconds))
-        if not held():
-            return
-        if role.has_state():
-            with contextlib.suppress(*transport.errors):
+    keeping: asyncio.Task[None] | None = None
+
+    async def keep_all() -> None:
+        with contextlib.suppress(*transport.errors):
+            while role.has_state():
                 await asyncio.wait_for(keep(), seconds)
-        if transport._hangs(seconds):
-            return
-        if loop.time() - role.renewed >= RENEW_AFTER * seconds:
-            begun = loop.time()
-            with contextlib.suppress(*transport.errors):
-                if not await asyncio.wait_for(renew(), seconds / 3):
-                    return
-                role.renewed = begun
-        if loop.time() - role.renewed > GIVE_UP_AFTER * seconds:
-            return
+
+    try:
+        while held():
+            left = role.renewed + RENEW_AFTER * seconds - loop.time()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(role.wake.wait(), max(left, RETRY_AFTER * seconds))
+            role.wake.clear()
+            if not held() or transport._hangs(seconds):
+                return
+            # Beside the renewals: scores that are long on their way must not cost the role.
+            if role.has_state() and (keeping is None or keeping.done()):
+                keeping = asyncio.create_task(keep_all())
+            if loop.time() - role.renewed >= RENEW_AFTER * seconds:
+                begun = loop.time()
+                with contextlib.suppress(*transport.errors):
+                    if not await asyncio.wait_for(renew(), seconds / 3):
+                        return
+                    role.renewed = begun
+            if loop.time() - role.renewed > GIVE_UP_AFTER * seconds:
+                return
+    finally:
+        if keeping is not None:
+            keeping.cancel()
 
 
 def lease(node: str, epoch: int, beat: str = "") -> bytes:
