@@ -37,7 +37,7 @@ pub(super) struct Group {
     pub level_limit: f64,
     /// What references are taken of.
     peers: Pool,
-    /// Median of the bytes per step, once somebody asked.
+    /// Median of the bytes per step, when all are alike or once somebody asked.
     usual_bytes: Option<f64>,
 }
 
@@ -62,6 +62,8 @@ pub(super) struct Groups {
     pub transfers: Vec<f64>,
     /// Keys in the order in which they were met, and each one's place.
     keys: Vec<Key>,
+    /// Of each key, the bytes per step that all of its members have.
+    bytes: Vec<Option<f64>>,
     places: HashMap<Key, u32>,
     all: Pool,
     scratch: Vec<f64>,
@@ -86,6 +88,7 @@ impl Groups {
         let usual = self.usual_steps(rows, accepted);
         self.members.start(slots.len());
         self.keys.clear();
+        self.bytes.clear();
         self.places.clear();
         for values in [&mut self.transfers, &mut self.everybody] {
             values.clear();
@@ -131,7 +134,11 @@ impl Groups {
                     group = *self.places.entry(key).or_insert(new);
                     if group == new {
                         self.keys.push(key);
+                        self.bytes.push(Some(row.bytes));
                     }
+                }
+                if self.bytes[group as usize] != Some(row.bytes) {
+                    self.bytes[group as usize] = None;
                 }
                 member.place.group = group;
                 self.members.push(&member);
@@ -146,7 +153,7 @@ impl Groups {
         self.order.clear();
         if self.keys.len() <= 1 {
             if let Some(key) = self.keys.first() {
-                self.add(*key, 0, self.members.len());
+                self.add(*key, self.bytes[0], 0, self.members.len());
             }
             return;
         }
@@ -171,7 +178,7 @@ impl Groups {
         }
         let mut from = 0;
         for (met, to) in sorted.into_iter().zip(ends) {
-            self.add(self.keys[met], from, to);
+            self.add(self.keys[met], self.bytes[met], from, to);
             from = to;
         }
     }
@@ -207,7 +214,7 @@ impl Groups {
         }
     }
 
-    fn add(&mut self, key: Key, from: usize, to: usize) {
+    fn add(&mut self, key: Key, usual_bytes: Option<f64>, from: usize, to: usize) {
         let slowest = self.slowest.entry(key.0).or_default();
         self.scratch.clear();
         self.scratch.extend(numbers(&self.order, from, to).map(|number| {
@@ -229,7 +236,7 @@ impl Groups {
             spread,
             level_limit: level_limit(spread, (to - from).saturating_sub(1).max(1)),
             peers: Pool::default(),
-            usual_bytes: None,
+            usual_bytes,
         });
     }
 
