@@ -39,6 +39,18 @@ pub(super) struct Block {
     pub length: Wide<u8>,
 }
 
+/// The newest values, of each rank; that of window `w` (0 is the newest) is in the row of
+/// `(newest - w) % RUN`.
+#[derive(Clone, Debug, Default)]
+#[repr(align(64))]
+pub(super) struct Values(pub [Wide<f32>; RUN]);
+
+impl Values {
+    pub fn of(&self, newest: u8, window: usize) -> &Wide<f32> {
+        &self.0[row(newest, window)]
+    }
+}
+
 /// `RankScore` of every rank of a job, apart by which of the ways through all ranks reads it. A
 /// rank's slot is its place in all of them.
 #[derive(Clone, Debug, Default)]
@@ -46,8 +58,7 @@ pub(super) struct Scores {
     pub usual: Vec<Wide<f64>>,
     pub spreads: Vec<Spreads>,
     pub blocks: Vec<Block>,
-    /// The values; that of window `w` (0 is the newest) is in the one of `(newest - w) % RUN`.
-    pub columns: [Vec<Wide<f32>>; RUN],
+    pub values: Vec<Values>,
 }
 
 /// What every window of a rank changes.
@@ -101,7 +112,7 @@ impl Scores {
         self.usual.reserve_exact(more);
         self.spreads.reserve_exact(more);
         self.blocks.reserve_exact(more);
-        self.columns.iter_mut().for_each(|column| column.reserve_exact(more));
+        self.values.reserve_exact(more);
     }
 
     /// So many ranks; new ones have no past.
@@ -110,7 +121,7 @@ impl Scores {
         self.usual.resize_with(blocks, Wide::default);
         self.spreads.resize_with(blocks, Spreads::default);
         self.blocks.resize_with(blocks, Block::default);
-        self.columns.iter_mut().for_each(|column| column.resize_with(blocks, Wide::default));
+        self.values.resize_with(blocks, Values::default);
         for slot in before * WIDE..blocks * WIDE {
             self.store(slot, &RankScore::default());
         }
@@ -150,7 +161,7 @@ impl Scores {
             ..Series::default()
         };
         for window in 0..series.length as usize {
-            *series.value_mut(window) = self.columns[column(newest, window)][place][lane];
+            *series.value_mut(window) = self.values[place].of(newest, window)[lane];
         }
         RankScore {
             series,
@@ -168,8 +179,8 @@ impl Scores {
 
     pub fn store(&mut self, slot: usize, score: &RankScore) {
         for window in 0..score.series.length as usize {
-            let column = &mut self.columns[column(score.newest, window)];
-            column[slot / WIDE][slot % WIDE] = score.series.value(window);
+            let values = &mut self.values[slot / WIDE].0[row(score.newest, window)];
+            values[slot % WIDE] = score.series.value(window);
         }
         self.store_change(slot, score);
     }
@@ -178,7 +189,7 @@ impl Scores {
     pub fn store_change(&mut self, slot: usize, score: &RankScore) {
         let (place, lane) = (slot / WIDE, slot % WIDE);
         let RankScore { series, newest, spread, .. } = score;
-        self.columns[usize::from(*newest)][place][lane] = series.value(0);
+        self.values[place].0[usize::from(*newest)][lane] = series.value(0);
         let spreads = &mut self.spreads[place];
         spreads.near[lane] = spread.near;
         spreads.near_weight[lane] = spread.near_weight;
@@ -201,8 +212,8 @@ impl Scores {
     }
 }
 
-/// Which column has the value of a window.
+/// Which row of `Values` has a window.
 #[inline(always)]
-pub(super) fn column(newest: u8, window: usize) -> usize {
+pub(super) fn row(newest: u8, window: usize) -> usize {
     (usize::from(newest) + RUN - window) % RUN
 }

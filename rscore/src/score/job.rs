@@ -224,7 +224,7 @@ impl JobScore {
             noises.push(noise);
         }
         let scores = &mut self.ranks.scores;
-        quiet::judge_quiet(scores, &groups.members, terms, history, rest);
+        quiet::judge_quiet(scores, &groups.members, terms, history, &mut work.widths, rest);
         if groups.groups.len() > 1 {
             // Stable: by rank within a group.
             rest.sort_by_key(|number| groups.members.places[*number as usize].group);

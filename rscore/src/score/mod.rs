@@ -22,6 +22,7 @@ mod members;
 mod quiet;
 mod rank;
 mod ranks;
+mod rescan;
 mod rows;
 mod scan;
 mod series;

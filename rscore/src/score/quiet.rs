@@ -1,12 +1,13 @@
 //! A window that says nothing of a rank of which nothing was said before, eight ranks at a time:
 //! what `One::judge` does then, operation for operation, without branches.
 
-use super::block::{column, Block, Scores, Spreads, Wide, WIDE};
+use super::block::{Block, Scores, Spreads, Values, Wide, WIDE};
 use super::estimate::{Middle, GROSS, RUN};
 use super::groups::{Group, SMALL_GROUP};
 use super::members::Members;
 use super::rank::{FASTER, GROSS_ENDS, HIGH_LEAST, HIGH_SIGMAS, TRUSTED};
-use super::scan::{Ceiling, LEAST_PAST, SUSPECT_SHARE};
+use super::rescan::Pushed;
+use super::scan::{Ceiling, Widths, LEAST_PAST, SUSPECT_SHARE};
 use super::series::{Noise, DIFFERENCES, JUMP, LIKE_PEERS, MOST, NOISE_KEEP, OWN_MOST};
 #[cfg(target_arch = "x86_64")]
 use super::vector::avx::Four;
@@ -51,14 +52,15 @@ pub(super) fn judge_quiet(
     members: &Members,
     terms: &[Terms],
     history: u32,
+    widths: &mut Widths,
     rest: &mut Vec<u32>,
 ) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx") {
         // SAFETY: the processor has AVX.
-        return unsafe { with_avx(scores, members, terms, history, rest) };
+        return unsafe { with_avx(scores, members, terms, history, widths, rest) };
     }
-    judge_with::<f64>(scores, members, terms, history, rest);
+    judge_with::<f64>(scores, members, terms, history, widths, rest);
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -68,9 +70,10 @@ unsafe fn with_avx(
     members: &Members,
     terms: &[Terms],
     history: u32,
+    widths: &mut Widths,
     rest: &mut Vec<u32>,
 ) {
-    judge_with::<Four>(scores, members, terms, history, rest);
+    judge_with::<Four>(scores, members, terms, history, widths, rest);
 }
 
 #[inline(always)]
@@ -79,6 +82,7 @@ fn judge_with<V: Vector>(
     members: &Members,
     terms: &[Terms],
     history: u32,
+    widths: &mut Widths,
     rest: &mut Vec<u32>,
 ) {
     rest.clear();
@@ -105,7 +109,7 @@ fn judge_with<V: Vector>(
             lanes.excess[lane] = if one.open { f64::NAN } else { members.excesses[number] };
             number += 1;
         }
-        let quiet = judge_block::<V>(scores, place, &lanes, history);
+        let quiet = judge_block::<V>(scores, place, &lanes, history, widths);
         if quiet.count_ones() as usize == number - first {
             continue;
         }
@@ -129,19 +133,23 @@ fn median_without<V: Vector>(middle: [V; 4], value: V) -> V {
 /// Which of the eight were quiet, a bit for each. Of the others only the window is counted. A
 /// figure that is no number makes a rank one of the others: every comparison with it is false.
 #[inline(always)]
-fn judge_block<V: Vector>(scores: &mut Scores, place: usize, lanes: &Lanes, history: u32) -> u32 {
+fn judge_block<V: Vector>(
+    scores: &mut Scores,
+    place: usize,
+    lanes: &Lanes,
+    history: u32,
+    widths: &mut Widths,
+) -> u32 {
     let wide = [0.0; WIDE];
     let (mut last, mut second, mut oldest, mut pushed) = (wide, wide, wide, wide);
     let (mut known, mut length, mut past_count) = (wide, wide, wide);
-    let (block, columns) = (&mut scores.blocks[place], &mut scores.columns);
+    let (block, kept) = (&mut scores.blocks[place], &mut scores.values[place]);
     for (values, window) in [(&mut last, 0), (&mut second, 1), (&mut oldest, RUN - 1)] {
-        // Nearly always it is one column.
-        let all = columns[column(block.newest[0], window)][place];
-        *values = all.map(f64::from);
-        for lane in 1..WIDE {
+        // Nearly always it is one row.
+        *values = kept.of(block.newest[0], window).map(f64::from);
+        for (lane, value) in values.iter_mut().enumerate() {
             if block.newest[lane] != block.newest[0] {
-                let value = columns[column(block.newest[lane], window)][place][lane];
-                values[lane] = f64::from(value);
+                *value = f64::from(kept.of(block.newest[lane], window)[lane]);
             }
         }
     }
@@ -162,14 +170,14 @@ fn judge_block<V: Vector>(scores: &mut Scores, place: usize, lanes: &Lanes, hist
             history: V::splat(f64::from(history)),
         };
         let (usual, spreads) = (&mut scores.usual[place], &mut scores.spreads[place]);
-        let (ok, newest) = judge_lanes(block, usual, spreads, lanes, lane, window);
+        let (ok, newest) = judge_lanes(block, usual, spreads, kept, lanes, lane, window, widths);
         newest.write(&mut pushed, lane);
         quiet |= ok << lane;
     }
     if quiet == ALL && block.newest == [block.newest[0]; WIDE] && block.length == [RUN as u8; WIDE]
     {
         let newest = (block.newest[0] + 1) % RUN as u8;
-        columns[usize::from(newest)][place] = pushed.map(|value| value as f32);
+        kept.0[usize::from(newest)] = pushed.map(|value| value as f32);
         block.newest = [newest; WIDE];
         block.known = block.known.map(|known| (known + 1).min(history));
         block.past_count = block.past_count.map(|count| count.saturating_add(1).min(history));
@@ -178,14 +186,14 @@ fn judge_block<V: Vector>(scores: &mut Scores, place: usize, lanes: &Lanes, hist
         block.gross = [0; WIDE];
         return quiet;
     }
-    for lane in 0..WIDE {
+    for (lane, pushed) in pushed.into_iter().enumerate() {
         let ok = quiet >> lane & 1;
         block.present[lane] = block.present[lane] << 1 | u64::from(ok);
         if ok == 0 {
             continue;
         }
         let newest = (block.newest[lane] + 1) % RUN as u8;
-        columns[usize::from(newest)][place][lane] = pushed[lane] as f32;
+        kept.0[usize::from(newest)][lane] = pushed as f32;
         block.newest[lane] = newest;
         if usize::from(block.length[lane]) == RUN {
             block.known[lane] = (block.known[lane] + 1).min(history);
@@ -215,13 +223,16 @@ struct Counted<V> {
 
 /// Those from `lane` on: which were quiet, and the values that are to be kept of them.
 #[inline(always)]
+#[allow(clippy::too_many_arguments)]
 fn judge_lanes<V: Vector>(
     block: &mut Block,
     usual: &mut Wide<f64>,
     spreads: &mut Spreads,
+    kept: &Values,
     lanes: &Lanes,
     lane: usize,
     window: Counted<V>,
+    widths: &mut Widths,
 ) -> (u32, V) {
     let Counted { last, second, oldest, known, length, past_count, history } = window;
     let (zero, one, two) = (V::splat(0.0), V::splat(1.0), V::splat(2.0));
@@ -288,7 +299,23 @@ fn judge_lanes<V: Vector>(
         Ceiling { slope: V::read(&block.slope, lane), height: V::read(&block.height, lane) };
     let ceiling = ceiling.push(newest);
     ok = ok & one.up_to(longest);
-    ok = ok & ceiling.is_below(threshold * deviation, center, count, longest);
+    let threshold = threshold * deviation;
+    let below = ok & ceiling.is_below(threshold, center, count, longest);
+    let mut height = ceiling.height;
+    let unsure = V::bits(ok) & !V::bits(below);
+    ok = below;
+    if unsure != 0 {
+        let mut all = Pushed::default();
+        newest.write(&mut all.newest, lane);
+        known.write(&mut all.known, lane);
+        length.write(&mut all.length, lane);
+        center.write(&mut all.center, lane);
+        threshold.write(&mut all.threshold, lane);
+        height.write(&mut all.height, lane);
+        let calm = all.rescan(unsure << lane, block, kept, widths);
+        ok = V::mask(V::bits(ok) | calm >> lane);
+        height = V::read(&all.height, lane);
+    }
 
     let past = V::read(&block.past, lane);
     let past = past + one / (past_count + one).min(history) * (value - past);
@@ -302,7 +329,7 @@ fn judge_lanes<V: Vector>(
     put(&mut block.total, total);
     put(&mut block.past, past);
     put(usual, center);
-    put(&mut block.height, ceiling.height);
+    put(&mut block.height, height);
     (V::bits(ok), newest)
 }
 
@@ -324,7 +351,7 @@ mod tests {
 
     #[test]
     fn wide_registers_change_no_bit() {
-        let (ranks, mut seed) = (21, 5);
+        let (ranks, mut seed, mut widths) = (21, 5, Widths::default());
         let mut wide = Scores::default();
         wide.resize(ranks);
         for slot in 0..ranks {
@@ -353,8 +380,8 @@ mod tests {
                 members.push(&Member { place, own, stated, value, excess, others });
             }
             let (mut rest, mut rest_of_plain) = (Vec::new(), Vec::new());
-            judge_quiet(&mut wide, &members, &terms, 40, &mut rest);
-            judge_with::<f64>(&mut plain, &members, &terms, 40, &mut rest_of_plain);
+            judge_quiet(&mut wide, &members, &terms, 40, &mut widths, &mut rest);
+            judge_with::<f64>(&mut plain, &members, &terms, 40, &mut widths, &mut rest_of_plain);
             assert_eq!(format!("{wide:?}"), format!("{plain:?}"));
             assert_eq!(rest, rest_of_plain);
             for slot in rest.iter().map(|number| members.places[*number as usize].slot as usize) {
