@@ -87,7 +87,6 @@ impl FastScore {
         groups: &mut Groups,
         base: &Base<'_>,
         next_id: &mut u64,
-        values: &mut Vec<f64>,
     ) {
         let (deviation, mut squares, mut count) = (self.deviation(), 0.0, 0.0);
         self.tail *= TAIL_KEEP;
@@ -111,7 +110,7 @@ impl FastScore {
                 }
                 entry.fast = value;
                 let beside = match group.len() > MIN_PEERS {
-                    true => groups.beside(&member, values),
+                    true => groups.beside(&member),
                     false => Beside { level: value, ..Beside::NOBODY },
                 };
                 let excursion = Excursion { value, before, deviation, beside };

@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 
-use super::estimate::{level_limit, spread, Middle};
+use super::estimate::{level_limit, spread};
 use super::members::{Member, Members, Place};
+use super::middle::{itself, Middle, Near};
+use super::pool::Pool;
 use super::rank::{Around, Beside};
 use super::rows::Accepted;
 use super::{reason, Abstention};
@@ -56,10 +58,11 @@ pub(super) struct Groups {
     order: Vec<u32>,
     /// The two largest own times of each signature, ns, in any class: what bounds a step.
     pub slowest: HashMap<u64, (f64, f64)>,
-    /// Excesses of the healthy that have a past, in no order.
-    pub everybody: Vec<f64>,
-    /// Transfer times that are known, ns, in no order.
-    pub transfers: Vec<f64>,
+    /// Excesses of the healthy that have a past, where those are not all members.
+    everybody: Vec<f64>,
+    all_healthy: bool,
+    /// Transfer times that are known, ns.
+    transfers: Vec<f64>,
     /// Keys in the order in which they were met, and each one's place.
     keys: Vec<Key>,
     /// Of each key, the bytes per step that all of its members have.
@@ -67,6 +70,7 @@ pub(super) struct Groups {
     places: HashMap<Key, u32>,
     all: Pool,
     scratch: Vec<f64>,
+    near: Near,
 }
 
 pub(super) fn key(row: &RankWindow) -> Key {
@@ -90,10 +94,8 @@ impl Groups {
         self.keys.clear();
         self.bytes.clear();
         self.places.clear();
-        for values in [&mut self.transfers, &mut self.everybody] {
-            values.clear();
-            values.reserve_exact(slots.len());
-        }
+        self.transfers.clear();
+        self.transfers.reserve_exact(slots.len());
         let mut group = 0;
         for (&place, &slot) in accepted.places.iter().zip(slots) {
             let row = &rows[place as usize];
@@ -210,23 +212,29 @@ impl Groups {
         self.scratch.extend(steps.map(|row| f64::from(row.steps)));
         match self.scratch.is_empty() {
             true => 0.0,
-            false => Middle::of(&mut self.scratch).median(),
+            false => Middle::of(&self.scratch, &mut self.near).median(),
         }
     }
 
     fn add(&mut self, key: Key, usual_bytes: Option<f64>, from: usize, to: usize) {
+        let Groups { members, order, scratch, near, .. } = self;
         let slowest = self.slowest.entry(key.0).or_default();
-        self.scratch.clear();
-        self.scratch.extend(numbers(&self.order, from, to).map(|number| {
-            let own = self.members.owns[number];
+        for own in numbers(order, from, to).map(|number| members.owns[number]) {
             if own > slowest.1 {
                 *slowest = if own > slowest.0 { (own, slowest.0) } else { (slowest.0, own) };
             }
-            self.members.values[number]
-        }));
-        let middle = Middle::of(&mut self.scratch);
+        }
+        let values = match order.is_empty() {
+            true => &members.values[from..to],
+            false => {
+                scratch.clear();
+                scratch.extend(numbers(order, from, to).map(|number| members.values[number]));
+                &scratch[..]
+            }
+        };
+        let middle = Middle::of(values, near);
         let median = middle.median();
-        let spread = spread(&mut self.scratch, median);
+        let spread = spread(values, median, near);
         self.groups.push(Group {
             key,
             from,
@@ -242,18 +250,48 @@ impl Groups {
 
     /// Takes together what happened to whom; `member` has what happened to the others of each.
     pub fn set_references(&mut self) {
-        let Groups { members, groups, order, everybody, scratch, .. } = self;
+        let Groups { members, groups, order, everybody, near, .. } = self;
         let slow = members.places.iter().any(|place| place.proven);
-        let mut pool = |numbers| Pool::of(members, numbers, slow, everybody, scratch);
+        let all = numbers(&[], 0, members.len());
         if groups.len() > 1 {
+            let scratch = &mut self.scratch;
             for group in groups.iter_mut() {
-                group.peers = pool(numbers(order, group.from, group.to));
+                let numbers = numbers(order, group.from, group.to);
+                group.peers = Pool::of(members, numbers, slow, everybody, scratch, near);
             }
         }
-        self.all = pool(numbers(&[], 0, members.len()));
+        self.all_healthy = !slow && members.known == members.len();
+        self.all = match self.all_healthy {
+            true => Pool::of_healthy(&members.excesses, near),
+            false => Pool::of(members, all, slow, everybody, &mut self.scratch, near),
+        };
         if let [group] = &mut groups[..] {
             group.peers = self.all;
         }
+    }
+
+    /// Value of the fastest quarter of the healthy, over their own past; none of fewer than two.
+    pub fn fastest_quarter(&mut self) -> Option<f64> {
+        let everybody = match self.all_healthy {
+            true => &self.members.excesses,
+            false => &self.everybody,
+        };
+        if everybody.len() < 2 {
+            return None;
+        }
+        let place = (everybody.len() - 1) / 4;
+        Some(Middle::around(everybody, itself, place, &mut self.near).at)
+    }
+
+    /// Median of the transfer times, ns; none of fewer than two.
+    pub fn usual_transfer(&mut self) -> Option<f64> {
+        let known = self.transfers.len() >= 2;
+        known.then(|| Middle::of(&self.transfers, &mut self.near).median())
+    }
+
+    /// Of the values; there must be one.
+    pub fn median(&mut self) -> f64 {
+        Middle::of(&self.members.values, &mut self.near).median()
     }
 
     /// What the references of a group's known (or unknown) members are taken of.
@@ -288,12 +326,16 @@ impl Groups {
 
     /// Median of the standard errors that the windows state (ln); 0 where none does.
     pub fn stated_error(&mut self) -> f64 {
-        self.scratch.clear();
-        self.scratch.extend(self.members.stated.iter().filter(|stated| **stated > 0.0));
-        match self.scratch.is_empty() {
-            true => 0.0,
-            false => Middle::of(&mut self.scratch).median(),
+        let Groups { members, scratch, near, .. } = self;
+        if members.stating == 0 {
+            return 0.0;
         }
+        if members.stating == members.len() {
+            return Middle::of(&members.stated, near).median();
+        }
+        scratch.clear();
+        scratch.extend(members.stated.iter().filter(|stated| **stated > 0.0));
+        Middle::of(scratch, near).median()
     }
 
     /// Bytes per step of a member over the median of its group, minus one; NaN where that says
@@ -304,11 +346,11 @@ impl Groups {
             return f64::NAN;
         }
         let members = numbers(&self.order, group.from, group.to);
-        let (places, scratch) = (&self.members.places, &mut self.scratch);
+        let (places, scratch, near) = (&self.members.places, &mut self.scratch, &mut self.near);
         let usual = *group.usual_bytes.get_or_insert_with(|| {
             scratch.clear();
             scratch.extend(members.map(|number| rows[places[number].row as usize].bytes));
-            Middle::of(scratch).median()
+            Middle::of(scratch, near).median()
         });
         if usual > 0.0 {
             row.bytes / usual - 1.0
@@ -318,16 +360,17 @@ impl Groups {
     }
 
     /// A member of a group of more than one beside the others.
-    pub fn beside(&self, member: &Member, scratch: &mut Vec<f64>) -> Beside {
-        let group = &self.groups[member.place.group as usize];
+    pub fn beside(&mut self, member: &Member) -> Beside {
+        let group = self.groups[member.place.group as usize];
         let others = group.middle.median_without(member.value);
         let (mut natural, mut limit) = (group.spread, group.level_limit);
         if group.len() <= SMALL_GROUP {
             let Members { places, values, .. } = &self.members;
-            let peers = self.of(group).filter(|peer| places[*peer].slot != member.place.slot);
-            scratch.clear();
-            scratch.extend(peers.map(|peer| values[peer]));
-            natural = spread(scratch, others);
+            let peers = numbers(&self.order, group.from, group.to);
+            let peers = peers.filter(|peer| places[*peer].slot != member.place.slot);
+            self.scratch.clear();
+            self.scratch.extend(peers.map(|peer| values[peer]));
+            natural = spread(&self.scratch, others, &mut self.near);
             limit = level_limit(natural, group.len() - 1);
         }
         let level = member.value - others;
@@ -342,55 +385,4 @@ fn numbers(order: &[u32], from: usize, to: usize) -> impl Iterator<Item = usize>
         false => (0..0, &order[from..to]),
     };
     all.chain(some.iter().map(|number| *number as usize))
-}
-
-/// Ranks that a reference is taken of: those that are known, and of them the healthy ones.
-#[derive(Clone, Copy, Debug, Default)]
-struct Pool {
-    known: Middle,
-    healthy: Middle,
-}
-
-impl Pool {
-    /// Leaves the excesses of the healthy in `healthy`. Whether any member is `slow` already.
-    fn of(
-        members: &Members,
-        numbers: impl Iterator<Item = usize> + Clone,
-        slow: bool,
-        healthy: &mut Vec<f64>,
-        scratch: &mut Vec<f64>,
-    ) -> Pool {
-        let Members { places, excesses, .. } = members;
-        let known = |excess: &f64| !excess.is_nan();
-        healthy.clear();
-        if !slow {
-            healthy.extend(numbers.map(|number| excesses[number]).filter(known));
-            let middle = Middle::of(healthy);
-            return Pool { known: middle, healthy: middle };
-        }
-        let fast = numbers.clone().filter(|number| !places[*number].proven);
-        healthy.extend(fast.map(|number| excesses[number]).filter(known));
-        scratch.clear();
-        scratch.extend(numbers.map(|number| excesses[number]).filter(known));
-        Pool { known: Middle::of(scratch), healthy: Middle::of(healthy) }
-    }
-
-    /// Median of the healthy others' excess, of all others' where there is no healthy one.
-    fn reference(&self, member: &Member) -> f64 {
-        let among = member.is_known() && !member.place.proven;
-        if self.healthy.count > usize::from(among) {
-            return match among {
-                true => self.healthy.median_without(member.excess),
-                false => self.healthy.median(),
-            };
-        }
-        let itself = member.is_known();
-        if self.known.count > usize::from(itself) {
-            return match itself {
-                true => self.known.median_without(member.excess),
-                false => self.known.median(),
-            };
-        }
-        0.0
-    }
 }

@@ -2,7 +2,7 @@
 
 use super::case::Case;
 use super::compare::{compare, Comparisons, Straggler};
-use super::estimate::{scan_limit, Middle};
+use super::estimate::scan_limit;
 use super::fast::{self, FastScore, TENTHS};
 use super::groups::{key, Groups, MIN_PEERS};
 use super::quiet::{self, Terms};
@@ -50,7 +50,6 @@ struct Work {
     groups: Groups,
     /// Places of the accepted rows' ranks.
     slots: Vec<u32>,
-    values: Vec<f64>,
     /// Of each group.
     pasts: Vec<Past>,
     noises: Vec<Noise>,
@@ -150,7 +149,7 @@ impl JobScore {
             }
             let limit = work.fast_limit.1;
             let base = fast::Base { rows, recent: &self.recent, config, limit };
-            self.fast.judge(&mut self.ranks, groups, &base, next_id, &mut work.values);
+            self.fast.judge(&mut self.ranks, groups, &base, next_id);
         }
         self.show(&mut work, update);
         self.work = work;
@@ -251,8 +250,7 @@ impl JobScore {
             };
             for number in numbers {
                 let (member, reference) = groups.member(*number as usize);
-                let beside = (context.around.peers >= MIN_PEERS)
-                    .then(|| groups.beside(&member, &mut work.values));
+                let beside = (context.around.peers >= MIN_PEERS).then(|| groups.beside(&member));
                 let changes = &mut rank::Work { widths: &mut work.widths, next_id };
                 let row = &rows[member.place.row as usize];
                 let reason = self.ranks.change(member.place.slot, |one| {
@@ -284,11 +282,7 @@ impl JobScore {
             self.key = key;
             self.wide.reset();
         }
-        let count = groups.everybody.len();
-        if count < 2 {
-            return;
-        }
-        let value = Middle::around(&mut groups.everybody, (count - 1) / 4).at;
+        let Some(value) = groups.fastest_quarter() else { return };
         let row = &rows[groups.first().row as usize];
         let whole = Whole {
             kind: Kind::JobWide,
@@ -302,9 +296,7 @@ impl JobScore {
         self.wide.judge(value, &whole, &mut work.widths, next_id);
         if self.wide.case.is_some() {
             let unit = if row.flags & flag::STEPS_NOT_INFERRED == 0 { 1.0 } else { row.wall };
-            work.values.clear();
-            work.values.extend(&work.groups.members.values);
-            let own = Middle::of(&mut work.values).median().exp() * unit;
+            let own = work.groups.median().exp() * unit;
             self.wide.show(value, own, &whole);
         }
     }
@@ -318,10 +310,7 @@ impl JobScore {
         next_id: &mut u64,
     ) {
         let groups = &mut work.groups;
-        if groups.transfers.len() < 2 {
-            return;
-        }
-        let comm = Middle::of(&mut groups.transfers).median();
+        let Some(comm) = groups.usual_transfer() else { return };
         let value = comm.ln();
         let whole = Whole {
             kind: Kind::Network,

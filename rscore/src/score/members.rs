@@ -50,6 +50,9 @@ pub(super) struct Members {
     pub stated: Vec<f64>,
     pub values: Vec<f64>,
     pub excesses: Vec<f64>,
+    /// How many of `stated` are above 0, and of `excesses` a number.
+    pub stating: usize,
+    pub known: usize,
 }
 
 impl Members {
@@ -65,6 +68,7 @@ impl Members {
     pub fn start(&mut self, most: usize) {
         self.places.clear();
         self.places.reserve_exact(most);
+        (self.stating, self.known) = (0, 0);
         for figures in [&mut self.owns, &mut self.stated, &mut self.values, &mut self.excesses] {
             figures.clear();
             figures.reserve_exact(most);
@@ -78,6 +82,8 @@ impl Members {
         self.stated.push(member.stated);
         self.values.push(member.value);
         self.excesses.push(member.excess);
+        self.stating += usize::from(member.stated > 0.0);
+        self.known += usize::from(member.is_known());
     }
 
     pub fn get(&self, number: usize) -> Member {

@@ -19,6 +19,8 @@ mod finding;
 mod groups;
 mod job;
 mod members;
+mod middle;
+mod pool;
 mod quiet;
 mod rank;
 mod ranks;

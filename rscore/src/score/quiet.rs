@@ -2,9 +2,10 @@
 //! what `One::judge` does then, operation for operation, without branches.
 
 use super::block::{Block, Scores, Spreads, Values, Wide, WIDE};
-use super::estimate::{Middle, GROSS, RUN};
+use super::estimate::{GROSS, RUN};
 use super::groups::{Group, SMALL_GROUP};
 use super::members::Members;
+use super::middle::Middle;
 use super::rank::{FASTER, GROSS_ENDS, HIGH_LEAST, HIGH_SIGMAS, TRUSTED};
 use super::rescan::Pushed;
 use super::scan::{Ceiling, Widths, LEAST_PAST, SUSPECT_SHARE};
