@@ -3,17 +3,14 @@
 use std::collections::HashMap;
 
 use super::estimate::{level_limit, spread};
-use super::members::{Member, Members, Place};
+use super::identities::Identities;
+use super::members::{Flags, Member, Members, Place};
 use super::middle::{itself, Middle, Near};
 use super::pool::Pool;
 use super::rank::{Around, Beside};
 use super::rows::Accepted;
-use super::{reason, Abstention};
-use crate::window::{flag, source, RankWindow};
+use crate::window::{flag, RankWindow};
 
-/// Steps of a rank may differ from the others' by this share, or by `STEPS_SLACK`.
-const STEPS_SHARE: f64 = 0.2;
-const STEPS_SLACK: f64 = 3.0;
 /// Peers that can outvote a rank.
 pub(super) const MIN_PEERS: usize = 3;
 /// Groups in which one member counts for the spread.
@@ -62,15 +59,57 @@ pub(super) struct Groups {
     everybody: Vec<f64>,
     all_healthy: bool,
     /// Transfer times that are known, ns.
-    transfers: Vec<f64>,
-    /// Keys in the order in which they were met, and each one's place.
-    keys: Vec<Key>,
-    /// Of each key, the bytes per step that all of its members have.
-    bytes: Vec<Option<f64>>,
-    places: HashMap<Key, u32>,
+    pub(super) transfers: Vec<f64>,
+    /// In the order in which they were met; the place of each key, and of that of each of
+    /// `Identities::all` (`u32::MAX`: not met).
+    pub(super) met: Vec<Met>,
+    by_key: HashMap<Key, u32>,
+    pub(super) met_by: Vec<u32>,
     all: Pool,
     scratch: Vec<f64>,
     near: Near,
+}
+
+/// What is seen of a group while its members are met.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Met {
+    key: Key,
+    /// Per step.
+    bytes: Bytes,
+    /// The two largest own times, ns.
+    slowest: (f64, f64),
+}
+
+/// Bytes per step of a group's members.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Bytes {
+    Unknown,
+    Alike(f64),
+    Differ,
+}
+
+impl Met {
+    /// One more row, and others.
+    #[inline(always)]
+    pub fn add(&mut self, rows: &[RankWindow]) {
+        for row in rows {
+            add_slowest(&mut self.slowest, row.own);
+        }
+        let bytes = match self.bytes {
+            Bytes::Unknown => rows[0].bytes,
+            Bytes::Alike(bytes) => bytes,
+            Bytes::Differ => return,
+        };
+        let alike = rows.iter().fold(true, |alike, row| alike & (row.bytes == bytes));
+        self.bytes = if alike { Bytes::Alike(bytes) } else { Bytes::Differ };
+    }
+}
+
+/// Keeps the two largest.
+fn add_slowest(slowest: &mut (f64, f64), own: f64) {
+    if own > slowest.1 {
+        *slowest = if own > slowest.0 { (own, slowest.0) } else { (slowest.0, own) };
+    }
 }
 
 pub(super) fn key(row: &RankWindow) -> Key {
@@ -78,74 +117,23 @@ pub(super) fn key(row: &RankWindow) -> Key {
 }
 
 impl Groups {
-    /// The judgeable ones of the `accepted` rows, by rank, and says why the others are not judged.
-    /// `slots` are the places of their ranks; `look_back` compares a member with the past of its
-    /// rank, and says whether it can be.
-    pub fn select(
-        &mut self,
-        rows: &[RankWindow],
-        accepted: &Accepted,
-        slots: &[u32],
-        abstentions: &mut Vec<Abstention>,
-        mut look_back: impl FnMut(&mut Member, &RankWindow) -> bool,
-    ) {
-        let usual = self.usual_steps(rows, accepted);
-        self.members.start(slots.len());
-        self.keys.clear();
-        self.bytes.clear();
-        self.places.clear();
+    /// Nobody, and room for so many.
+    pub fn start(&mut self, most: usize, identities: &Identities) {
+        self.members.start(most);
         self.transfers.clear();
-        self.transfers.reserve_exact(slots.len());
-        let mut group = 0;
-        for (&place, &slot) in accepted.places.iter().zip(slots) {
-            let row = &rows[place as usize];
-            let partial = row.flags & flag::PARTIAL != 0;
-            let off = (f64::from(row.steps) - usual).abs();
-            let reason = if row.flags & flag::OWN_UNKNOWN != 0 {
-                Some(reason::HOST_PROBES)
-            } else if row.flags & flag::EVENTS_LOST != 0 {
-                Some(reason::EVENTS_LOST)
-            } else if row.steps > 0 && !partial && off > (STEPS_SHARE * usual).max(STEPS_SLACK) {
-                Some(reason::STEPS_DISAGREE)
-            } else {
-                None
-            };
-            if let Some(reason) = reason {
-                let (job, rank, window) = (row.job, row.rank, row.window);
-                abstentions.push(Abstention { job, rank, window, reason });
-            } else if !partial {
-                let value = match row.flags & flag::STEPS_NOT_INFERRED {
-                    0 => row.own.ln(),
-                    _ => (row.own / row.wall).ln(),
-                };
-                let own = row.own;
-                let stated = if row.own_se > 0.0 { row.own_se / own } else { 0.0 };
-                let host = row.source == source::GLOO;
-                let place = Place { row: place, slot, host, ..Place::default() };
-                let (excess, others) = (f64::NAN, 0);
-                let mut member = Member { place, own, stated, value, excess, others };
-                if !look_back(&mut member, row) {
-                    continue;
-                }
-                if row.comm > 0.0 {
-                    self.transfers.push(row.comm);
-                }
-                let key = key(row);
-                if self.keys.get(group as usize) != Some(&key) {
-                    let new = self.keys.len() as u32;
-                    group = *self.places.entry(key).or_insert(new);
-                    if group == new {
-                        self.keys.push(key);
-                        self.bytes.push(Some(row.bytes));
-                    }
-                }
-                if self.bytes[group as usize] != Some(row.bytes) {
-                    self.bytes[group as usize] = None;
-                }
-                member.place.group = group;
-                self.members.push(&member);
-            }
-        }
+        self.transfers.reserve_exact(most);
+        self.met.clear();
+        self.by_key.clear();
+        self.met_by.clear();
+        self.met_by.resize(identities.all.len(), u32::MAX);
+    }
+
+    /// Place of a key in `met`.
+    pub fn group_of_key(&mut self, key: Key) -> u32 {
+        *self.by_key.entry(key).or_insert_with(|| {
+            self.met.push(Met { key, bytes: Bytes::Unknown, slowest: (0.0, 0.0) });
+            self.met.len() as u32 - 1
+        })
     }
 
     /// Puts what was selected into groups, by key.
@@ -153,14 +141,14 @@ impl Groups {
         self.groups.clear();
         self.slowest.clear();
         self.order.clear();
-        if self.keys.len() <= 1 {
-            if let Some(key) = self.keys.first() {
-                self.add(*key, self.bytes[0], 0, self.members.len());
+        if self.met.len() <= 1 {
+            if let Some(met) = self.met.first() {
+                self.add(*met, 0, self.members.len());
             }
             return;
         }
-        let mut sorted: Vec<usize> = (0..self.keys.len()).collect();
-        sorted.sort_unstable_by_key(|met| self.keys[*met]);
+        let mut sorted: Vec<usize> = (0..self.met.len()).collect();
+        sorted.sort_unstable_by_key(|met| self.met[*met].key);
         let mut group_of = vec![0; sorted.len()];
         (0..).zip(&sorted).for_each(|(group, met)| group_of[*met] = group);
         let mut ends = vec![0; sorted.len()];
@@ -180,7 +168,7 @@ impl Groups {
         }
         let mut from = 0;
         for (met, to) in sorted.into_iter().zip(ends) {
-            self.add(self.keys[met], self.bytes[met], from, to);
+            self.add(self.met[met], from, to);
             from = to;
         }
     }
@@ -202,7 +190,7 @@ impl Groups {
     }
 
     /// Median of the steps in whole windows; 0 without any.
-    fn usual_steps(&mut self, rows: &[RankWindow], accepted: &Accepted) -> f64 {
+    pub fn usual_steps(&mut self, rows: &[RankWindow], accepted: &Accepted) -> f64 {
         if let Some(steps) = accepted.steps {
             return f64::from(steps);
         }
@@ -216,14 +204,11 @@ impl Groups {
         }
     }
 
-    fn add(&mut self, key: Key, usual_bytes: Option<f64>, from: usize, to: usize) {
+    fn add(&mut self, met: Met, from: usize, to: usize) {
         let Groups { members, order, scratch, near, .. } = self;
-        let slowest = self.slowest.entry(key.0).or_default();
-        for own in numbers(order, from, to).map(|number| members.owns[number]) {
-            if own > slowest.1 {
-                *slowest = if own > slowest.0 { (own, slowest.0) } else { (slowest.0, own) };
-            }
-        }
+        let slowest = self.slowest.entry(met.key.0).or_default();
+        add_slowest(slowest, met.slowest.0);
+        add_slowest(slowest, met.slowest.1);
         let values = match order.is_empty() {
             true => &members.values[from..to],
             false => {
@@ -235,8 +220,12 @@ impl Groups {
         let middle = Middle::of(values, near);
         let median = middle.median();
         let spread = spread(values, median, near);
+        let usual_bytes = match met.bytes {
+            Bytes::Alike(bytes) => Some(bytes),
+            _ => None,
+        };
         self.groups.push(Group {
-            key,
+            key: met.key,
             from,
             to,
             middle,
@@ -251,7 +240,7 @@ impl Groups {
     /// Takes together what happened to whom; `member` has what happened to the others of each.
     pub fn set_references(&mut self) {
         let Groups { members, groups, order, everybody, near, .. } = self;
-        let slow = members.places.iter().any(|place| place.proven);
+        let slow = members.any.has(Flags::PROVEN);
         let all = numbers(&[], 0, members.len());
         if groups.len() > 1 {
             let scratch = &mut self.scratch;

@@ -4,12 +4,14 @@ use super::case::Case;
 use super::compare::{compare, Comparisons, Straggler};
 use super::estimate::scan_limit;
 use super::fast::{self, FastScore, TENTHS};
-use super::groups::{key, Groups, MIN_PEERS};
+use super::groups::{Groups, MIN_PEERS};
+use super::members::Flags;
 use super::quiet::{self, Terms};
 use super::rank::{self, Context, LEVEL_ODDS};
-use super::ranks::{Entry, Ranks};
-use super::rows::Accepted;
+use super::ranks::Ranks;
+use super::rows::{Accepted, OneWindow};
 use super::scan::Widths;
+use super::select::{self, TILE};
 use super::series::{Noise, Prior, Sums};
 use super::whole::{Whole, WholeScore};
 use super::{Abstention, Config, Kind, State, Update};
@@ -75,6 +77,56 @@ struct Past {
 }
 
 impl JobScore {
+    /// Takes a window whose rows are all as expected, and of ranks that are known, reading each row
+    /// once; false, and nothing has changed, where one is not.
+    pub fn update_at_once(
+        &mut self,
+        rows: &[RankWindow],
+        config: &Config,
+        next_id: &mut u64,
+        update: &mut Update,
+    ) -> bool {
+        let first = &rows[0];
+        let fresh = self.window.is_none_or(|last| first.window > last);
+        if !fresh || first.flags & flag::TENTH != 0 {
+            return false;
+        }
+        let mut work = std::mem::take(&mut self.work);
+        let before = update.abstentions.len();
+        let taken = self.take_at_once(rows, &mut work, &mut update.abstentions);
+        if taken {
+            self.judge(rows, first, &mut work, config, next_id, update);
+        } else {
+            update.abstentions.truncate(before);
+        }
+        self.work = work;
+        taken
+    }
+
+    fn take_at_once(
+        &self,
+        rows: &[RankWindow],
+        work: &mut Work,
+        abstentions: &mut Vec<Abstention>,
+    ) -> bool {
+        let Work { groups, slots, .. } = work;
+        let (ranks, usual_steps) = (&self.ranks, f64::from(rows[0].steps));
+        let base = select::Base { rows, ranks, usual_steps, tenth: false };
+        let (mut window, mut next) = (OneWindow::of(&rows[0]), 0);
+        groups.start(rows.len(), &ranks.identities);
+        slots.clear();
+        slots.reserve_exact(rows.len());
+        for tile in rows.chunks(TILE) {
+            let begin = slots.len();
+            let wanted = tile.iter().map(|row| row.rank);
+            if !window.goes_on(tile) || !ranks.find_next(wanted, &mut next, slots) {
+                return false;
+            }
+            groups.take(&base, (begin as u32..).zip(slots[begin..].iter().copied()), abstentions);
+        }
+        true
+    }
+
     /// Takes the `accepted` rows of one window; there is at least one.
     pub fn update(
         &mut self,
@@ -84,43 +136,53 @@ impl JobScore {
         next_id: &mut u64,
         update: &mut Update,
     ) {
+        let mut work = std::mem::take(&mut self.work);
+        let Work { groups, slots, .. } = &mut work;
+        let ranks = &mut self.ranks;
+        ranks.find(&accepted.ranks, slots);
+        if slots.contains(&u32::MAX) {
+            ranks.add(&accepted.ranks);
+            ranks.find(&accepted.ranks, slots);
+        }
+        groups.take_all(rows, accepted, slots, ranks, false, &mut update.abstentions);
         let first = &rows[accepted.places[0] as usize];
+        self.judge(rows, first, &mut work, config, next_id, update);
+        self.work = work;
+    }
+
+    /// Judges the rows that were taken; `first` is the first that was accepted.
+    fn judge(
+        &mut self,
+        rows: &[RankWindow],
+        first: &RankWindow,
+        work: &mut Work,
+        config: &Config,
+        next_id: &mut u64,
+        update: &mut Update,
+    ) {
         self.window = Some(first.window);
         self.recent.insert(0, (first.window, first.start_time_ns()));
         self.recent.truncate(RECENT);
-        let mut work = std::mem::take(&mut self.work);
-        self.place_ranks(accepted, &mut work.slots);
-        let Work { groups, slots, .. } = &mut work;
-        let known = &mut self.ranks;
-        groups.select(rows, accepted, slots, &mut update.abstentions, |member, row| {
-            let place = &mut member.place;
-            let slot = place.slot as usize;
-            place.anew = known.identities[slot].renew(key(row), row);
-            if !place.anew {
-                let Entry { proven, open, named, .. } = known.entries[slot];
-                (place.proven, place.open, place.named) = (proven, open, named);
-                member.excess = member.value - known.scores.usual(slot);
-            }
-            true
-        });
-        groups.arrange();
-        self.look_back(rows, &mut work, update);
+        self.ranks.see(&work.slots);
+        self.ranks.identities.renew(rows, &mut work.groups.members);
+        work.groups.arrange();
+        self.look_back(rows, work, update);
         let ranks = work.groups.members.len().max(1);
         if work.limit.0 != ranks {
             let rate = config.false_alarms_per_million * WINDOWS_SHARE;
             let with_level = scan_limit(rate * LEVEL_ODDS, ranks);
             work.limit = (ranks, scan_limit(rate, ranks), with_level);
         }
-        self.judge_ranks(rows, &mut work, config, next_id, update);
-        self.judge_job(rows, &mut work, config, next_id);
-        self.judge_network(rows, &mut work, config, next_id);
+        self.judge_ranks(rows, work, config, next_id, update);
+        self.judge_job(rows, work, config, next_id);
+        self.judge_network(rows, work, config, next_id);
         let stragglers = self.stragglers();
         compare(&mut self.compared, &work.groups, rows, &stragglers, config, next_id);
-        self.show(&mut work, update);
-        if accepted.places.len() < self.ranks.numbers.len() {
+        let all = work.slots.len() == self.ranks.numbers.len();
+        self.show(work, update);
+        if !all {
             self.ranks.forget_missing(MISSING_WINDOWS);
         }
-        self.work = work;
     }
 
     /// Takes the `accepted` rows of a tenth of a window; there is at least one.
@@ -136,9 +198,7 @@ impl JobScore {
         let mut work = std::mem::take(&mut self.work);
         let (groups, slots) = (&mut work.groups, &mut work.slots);
         self.ranks.find(&accepted.ranks, slots);
-        groups.select(rows, accepted, slots, &mut Vec::new(), |member, row| {
-            fast::look_back(member, row, &self.ranks)
-        });
+        groups.take_all(rows, accepted, slots, &self.ranks, true, &mut Vec::new());
         if !groups.members.is_empty() {
             groups.arrange();
             groups.set_references();
@@ -155,20 +215,6 @@ impl JobScore {
         self.work = work;
     }
 
-    /// Finds or makes the ranks of the rows.
-    fn place_ranks(&mut self, accepted: &Accepted, slots: &mut Vec<u32>) {
-        let ranks = &mut self.ranks;
-        ranks.clock = ranks.clock.wrapping_add(1);
-        ranks.find(&accepted.ranks, slots);
-        if slots.contains(&u32::MAX) {
-            ranks.add(&accepted.ranks);
-            ranks.find(&accepted.ranks, slots);
-        }
-        for slot in slots.iter() {
-            ranks.seen[*slot as usize] = ranks.clock;
-        }
-    }
-
     /// Forgets the past that does not count any more, and adds up what is known of the noise.
     fn look_back(&mut self, rows: &[RankWindow], work: &mut Work, update: &mut Update) {
         let groups = &mut work.groups;
@@ -178,17 +224,17 @@ impl JobScore {
             let mut past = Past { sums: Sums::default(), moved: 0, host: false };
             groups.of(group).for_each(|number| {
                 let place = &groups.members.places[number];
-                if place.anew {
+                let flags = groups.members.flags[number];
+                if flags.has(Flags::ANEW) {
                     self.ranks.change(place.slot, |one| one.renew(&mut update.findings));
                 }
                 let slot = place.slot as usize;
-                if place.named {
-                    let (entry, window) =
-                        (&self.ranks.entries[slot], rows[place.row as usize].window);
-                    let moved = self.ranks.cases[slot].has_moved(entry, window, RECENT as u64);
+                if flags.has(Flags::NAMED) {
+                    let window = rows[place.row as usize].window;
+                    let moved = self.ranks.cases[slot].has_moved(window, RECENT as u64);
                     past.moved += u32::from(moved);
                 }
-                past.host |= place.host;
+                past.host |= flags.has(Flags::HOST);
                 let spread = self.ranks.scores.spread(slot);
                 past.sums.add(&spread);
                 prior.add(&spread);
@@ -255,7 +301,7 @@ impl JobScore {
                 let row = &rows[member.place.row as usize];
                 let reason = self.ranks.change(member.place.slot, |one| {
                     let reason = one.judge(&member, reference, rows, beside, &context, changes);
-                    if one.entry.open {
+                    if one.flags.has(Flags::OPEN) {
                         one.cases.tell_work(groups.work(place, rows, row));
                     }
                     reason
@@ -331,7 +377,7 @@ impl JobScore {
             let case = self.ranks.cases[slot].case.as_ref().filter(|case| case.is_proven())?;
             let finding = case.finding.as_ref()?;
             let extra_ns = finding.own_ns - finding.peers_own_ns;
-            Some(Straggler { signature: self.ranks.identities[slot].key.0, extra_ns })
+            Some(Straggler { signature: self.ranks.identities.get(slot).key.0, extra_ns })
         };
         self.ranks.open().filter_map(straggler).collect()
     }

@@ -1,6 +1,6 @@
 //! What a rank is compared with: medians of what happened to others.
 
-use super::members::{Member, Members};
+use super::members::{Flags, Member, Members};
 use super::middle::{Middle, Near};
 
 /// Ranks that a reference is taken of: those that are known, and of them the healthy ones.
@@ -20,14 +20,14 @@ impl Pool {
         scratch: &mut Vec<f64>,
         near: &mut Near,
     ) -> Pool {
-        let Members { places, excesses, .. } = members;
+        let Members { flags, excesses, .. } = members;
         let known = |excess: &f64| !excess.is_nan();
         healthy.clear();
         if !slow {
             healthy.extend(numbers.map(|number| excesses[number]).filter(known));
             return Pool::of_healthy(healthy, near);
         }
-        let fast = numbers.clone().filter(|number| !places[*number].proven);
+        let fast = numbers.clone().filter(|number| !flags[*number].has(Flags::PROVEN));
         healthy.extend(fast.map(|number| excesses[number]).filter(known));
         scratch.clear();
         scratch.extend(numbers.map(|number| excesses[number]).filter(known));
@@ -42,7 +42,7 @@ impl Pool {
 
     /// Median of the healthy others' excess, of all others' where there is no healthy one.
     pub fn reference(&self, member: &Member) -> f64 {
-        let among = member.is_known() && !member.place.proven;
+        let among = member.is_known() && !member.is_proven();
         if self.healthy.count > usize::from(among) {
             return match among {
                 true => self.healthy.median_without(member.excess),

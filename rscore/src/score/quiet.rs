@@ -4,7 +4,7 @@
 use super::block::{Block, Scores, Spreads, Values, Wide, WIDE};
 use super::estimate::{GROSS, RUN};
 use super::groups::{Group, SMALL_GROUP};
-use super::members::Members;
+use super::members::{Flags, Members};
 use super::middle::Middle;
 use super::rank::{FASTER, GROSS_ENDS, HIGH_LEAST, HIGH_SIGMAS, TRUSTED};
 use super::rescan::Pushed;
@@ -107,7 +107,8 @@ fn judge_with<V: Vector>(
             }
             lanes.value[lane] = members.values[number];
             lanes.stated[lane] = members.stated[number];
-            lanes.excess[lane] = if one.open { f64::NAN } else { members.excesses[number] };
+            let open = members.flags[number].has(Flags::OPEN);
+            lanes.excess[lane] = if open { f64::NAN } else { members.excesses[number] };
             number += 1;
         }
         let quiet = judge_block::<V>(scores, place, &lanes, history, widths);
@@ -337,7 +338,7 @@ fn judge_lanes<V: Vector>(
 #[cfg(test)]
 mod tests {
     use super::super::block::RankScore;
-    use super::super::members::{Member, Place};
+    use super::super::members::Place;
     use super::super::series::Spread;
     use super::*;
 
@@ -377,8 +378,11 @@ mod tests {
                 let excess = noise(&mut seed) + if seed % 50 == 0 { 0.05 } else { 0.0 };
                 let stated = if seed % 3 == 0 { 0.01 } else { 0.0 };
                 let place = Place { slot: slot as u32, ..Place::default() };
-                let (own, value, others) = (1.0, 18.0 + excess, 9);
-                members.push(&Member { place, own, stated, value, excess, others });
+                members.places.push(place);
+                members.flags.push(Flags::default());
+                members.stated.push(stated);
+                members.values.push(18.0 + excess);
+                members.excesses.push(excess);
             }
             let (mut rest, mut rest_of_plain) = (Vec::new(), Vec::new());
             judge_quiet(&mut wide, &members, &terms, 40, &mut widths, &mut rest);

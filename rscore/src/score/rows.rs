@@ -31,7 +31,10 @@ impl Accepted {
         places.clear();
         places.extend(0..rows.len() as u32);
         *steps = rows.first().map(|row| row.steps);
-        if rows.first().is_none_or(|row| fresh(row) && are_one_window(rows, ranks)) {
+        let Some(first) = rows.first() else { return };
+        if fresh(first) && OneWindow::of(first).goes_on(rows) {
+            ranks.clear();
+            ranks.extend(rows.iter().map(|row| row.rank));
             return;
         }
         *steps = None;
@@ -54,20 +57,32 @@ impl Accepted {
     }
 }
 
-/// Whether all rows are plausible, of one window, of as many steps, whole, and in the order of
-/// their ranks: as nearly always. One way through the rows; leaves their `ranks`.
-fn are_one_window(rows: &[RankWindow], ranks: &mut Vec<u32>) -> bool {
-    let first = &rows[0];
-    let (mut next, mut good) = (0, first.flags & flag::PARTIAL == 0 && first.steps > 0);
-    ranks.clear();
-    ranks.extend(rows.iter().map(|row| {
-        good &= plausible(row) & (row.window == first.window) & (row.steps == first.steps);
-        good &=
-            ((row.flags ^ first.flags) & (flag::TENTH | flag::PARTIAL) == 0) & (row.rank >= next);
-        next = row.rank.wrapping_add(1);
-        row.rank
-    }));
-    good
+/// Rows that are plausible, of one window, of as many steps, whole, and in the order of their
+/// ranks: as nearly always.
+pub(super) struct OneWindow<'a> {
+    first: &'a RankWindow,
+    /// The least rank that may come.
+    next: u32,
+}
+
+impl<'a> OneWindow<'a> {
+    pub fn of(first: &'a RankWindow) -> OneWindow<'a> {
+        OneWindow { first, next: 0 }
+    }
+
+    /// Whether it goes on with these rows.
+    pub fn goes_on(&mut self, rows: &[RankWindow]) -> bool {
+        let first = self.first;
+        let (mut next, mut good) = (self.next, first.flags & flag::PARTIAL == 0 && first.steps > 0);
+        for row in rows {
+            good &= plausible(row) & (row.window == first.window) & (row.steps == first.steps);
+            good &= ((row.flags ^ first.flags) & (flag::TENTH | flag::PARTIAL) == 0)
+                & (row.rank >= next);
+            next = row.rank.wrapping_add(1);
+        }
+        self.next = next;
+        good
+    }
 }
 
 /// The window that occurs most often, the first of several.
