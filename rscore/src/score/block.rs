@@ -20,6 +20,22 @@ pub(super) struct Spreads {
     pub far_weight: Wide<f64>,
 }
 
+impl Spreads {
+    #[inline(always)]
+    pub fn get(&self, lane: usize) -> Spread {
+        Spread {
+            near: self.near[lane],
+            near_weight: self.near_weight[lane],
+            far: self.far[lane],
+            far_weight: self.far_weight[lane],
+        }
+    }
+
+    pub fn each(&self) -> [&Wide<f64>; 4] {
+        [&self.near, &self.near_weight, &self.far, &self.far_weight]
+    }
+}
+
 /// The other fields of `RankScore`, of each rank.
 #[derive(Clone, Debug, Default)]
 #[repr(align(64))]
@@ -127,6 +143,20 @@ impl Scores {
         }
     }
 
+    /// Has a block brought near, and of its values those that the next one is judged by, when it is
+    /// in the row of `newest`.
+    #[inline(always)]
+    pub fn fetch(&self, place: usize, newest: u8) {
+        if place >= self.blocks.len() {
+            return;
+        }
+        fetch_all(&self.blocks[place]);
+        fetch_all(&self.spreads[place]);
+        fetch_all(&self.usual[place]);
+        let values = &self.values[place];
+        [0, 1, RUN - 1].into_iter().for_each(|window| fetch(values.of(newest, window)));
+    }
+
     /// What is usual for a rank; NaN without a past.
     pub fn usual(&self, slot: usize) -> f64 {
         self.usual[slot / WIDE][slot % WIDE]
@@ -136,16 +166,6 @@ impl Scores {
     pub fn count(&self, slot: usize) -> usize {
         let (block, lane) = (&self.blocks[slot / WIDE], slot % WIDE);
         block.known[lane] as usize + usize::from(block.length[lane])
-    }
-
-    pub fn spread(&self, slot: usize) -> Spread {
-        let (one, lane) = (&self.spreads[slot / WIDE], slot % WIDE);
-        Spread {
-            near: one.near[lane],
-            near_weight: one.near_weight[lane],
-            far: one.far[lane],
-            far_weight: one.far_weight[lane],
-        }
     }
 
     pub fn load(&self, slot: usize) -> RankScore {
@@ -166,7 +186,7 @@ impl Scores {
         RankScore {
             series,
             newest,
-            spread: self.spread(slot),
+            spread: self.spreads[place].get(lane),
             usual: self.usual(slot),
             past: block.past[lane],
             past_count: block.past_count[lane],
@@ -223,6 +243,12 @@ pub(super) fn fetch<T>(place: *const T) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = place;
+}
+
+#[inline(always)]
+fn fetch_all<T>(one: &T) {
+    let begin = std::ptr::from_ref(one);
+    (0..size_of::<T>()).step_by(64).for_each(|line| fetch(begin.wrapping_byte_add(line)));
 }
 
 /// Which row of `Values` has a window.

@@ -6,20 +6,18 @@ use super::estimate::scan_limit;
 use super::fast::{self, FastScore, TENTHS};
 use super::groups::{Groups, MIN_PEERS};
 use super::members::Flags;
+use super::past::Past;
 use super::quiet::{self, Terms};
 use super::rank::{self, Context, LEVEL_ODDS};
 use super::ranks::Ranks;
 use super::rows::{Accepted, OneWindow};
 use super::scan::Widths;
 use super::select::{self, TILE};
-use super::series::{Noise, Prior, Sums};
+use super::series::{Noise, Prior};
 use super::whole::{Whole, WholeScore};
 use super::{Abstention, Config, Kind, State, Update};
 use crate::window::{flag, RankWindow};
 
-/// Noise of a window below which none is believed (ln).
-const HOST_FLOOR: f64 = 0.004;
-const DEVICE_FLOOR: f64 = 0.001;
 /// ln 1.07 and ln 1.25: least lasting slowdown of the job and of its transfers.
 const JOB_LEAST: f64 = 0.06765864847381486;
 const NETWORK_LEAST: f64 = 0.22314355131420976;
@@ -64,16 +62,6 @@ struct Work {
     limit: (usize, f64, f64),
     /// Number of ranks, and the limit of a tenth.
     fast_limit: (usize, f64),
-}
-
-/// What the ranks of a group bring from before a window.
-#[derive(Clone, Copy, Debug)]
-struct Past {
-    sums: Sums,
-    /// Ranks that were named lately and are healthy again.
-    moved: u32,
-    /// Whether one is timed on CPUs.
-    host: bool,
 }
 
 impl JobScore {
@@ -221,24 +209,9 @@ impl JobScore {
         let mut prior = Prior::of_job(groups.stated_error());
         work.pasts.clear();
         for group in &groups.groups {
-            let mut past = Past { sums: Sums::default(), moved: 0, host: false };
-            groups.of(group).for_each(|number| {
-                let place = &groups.members.places[number];
-                let flags = groups.members.flags[number];
-                if flags.has(Flags::ANEW) {
-                    self.ranks.change(place.slot, |one| one.renew(&mut update.findings));
-                }
-                let slot = place.slot as usize;
-                if flags.has(Flags::NAMED) {
-                    let window = rows[place.row as usize].window;
-                    let moved = self.ranks.cases[slot].has_moved(window, RECENT as u64);
-                    past.moved += u32::from(moved);
-                }
-                past.host |= flags.has(Flags::HOST);
-                let spread = self.ranks.scores.spread(slot);
-                past.sums.add(&spread);
-                prior.add(&spread);
-            });
+            let (ranks, farewells) = (&mut self.ranks, &mut update.findings);
+            let mut past = Past::of(groups, group, rows, RECENT as u64, ranks, farewells);
+            past.add(groups, group, &ranks.scores, &mut prior);
             work.pasts.push(past);
         }
         work.prior = prior;
@@ -259,11 +232,7 @@ impl JobScore {
         noises.clear();
         terms.clear();
         for (group, past) in groups.groups.iter().zip(&work.pasts) {
-            let scores = &self.ranks.scores;
-            let slots = groups.of(group).map(|number| groups.members.places[number].slot as usize);
-            let owns = slots.map(|slot| scores.spread(slot).own());
-            let floor = if past.host { HOST_FLOOR } else { DEVICE_FLOOR };
-            let noise = Noise::of(&past.sums, owns, floor, work.prior);
+            let noise = past.noise(groups, group, &self.ranks.scores, work.prior);
             self.fast.window_variance = self.fast.window_variance.max(noise.variance);
             terms.push(quiet::terms(group, groups.healthy(group), &noise, limit));
             noises.push(noise);

@@ -21,6 +21,7 @@ mod identities;
 mod job;
 mod members;
 mod middle;
+mod past;
 mod pool;
 mod quiet;
 mod rank;

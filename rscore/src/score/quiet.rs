@@ -19,6 +19,9 @@ use super::vector::Vector;
 /// must reach to be looked at, in standard deviations.
 pub(super) type Terms = [f64; 13];
 
+/// Blocks ahead of which memory is asked for.
+const AHEAD: usize = 2;
+
 /// Of a group in which each rank is judged by itself.
 const ONE_BY_ONE: Terms = [f64::NAN; 13];
 
@@ -92,6 +95,7 @@ fn judge_with<V: Vector>(
     let mut lanes = Lanes { value: wide, excess: wide, stated: wide, terms: [wide; 13], groups };
     let mut number = 0;
     for place in 0..scores.blocks.len() {
+        scores.fetch(place + AHEAD, scores.blocks[place].newest[0]);
         let first = number;
         lanes.excess = [f64::NAN; WIDE];
         while let Some(one) = members.places.get(number) {
