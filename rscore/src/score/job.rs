@@ -5,9 +5,10 @@ use super::compare::{compare, Comparisons, Straggler};
 use super::estimate::scan_limit;
 use super::fast::{self, FastScore, TENTHS};
 use super::groups::{Groups, MIN_PEERS};
+use super::lanes::{self, Terms};
 use super::members::Flags;
 use super::past::Past;
-use super::quiet::{self, Terms};
+use super::quiet::judge_quiet;
 use super::rank::{self, Context, LEVEL_ODDS};
 use super::ranks::Ranks;
 use super::rows::{Accepted, OneWindow};
@@ -234,11 +235,11 @@ impl JobScore {
         for (group, past) in groups.groups.iter().zip(&work.pasts) {
             let noise = past.noise(groups, group, &self.ranks.scores, work.prior);
             self.fast.window_variance = self.fast.window_variance.max(noise.variance);
-            terms.push(quiet::terms(group, groups.healthy(group), &noise, limit));
+            terms.push(lanes::terms(group, groups.healthy(group), &noise, limit));
             noises.push(noise);
         }
         let scores = &mut self.ranks.scores;
-        quiet::judge_quiet(scores, &groups.members, terms, history, &mut work.widths, rest);
+        judge_quiet(scores, &groups.members, terms, history, &mut work.widths, rest);
         if groups.groups.len() > 1 {
             // Stable: by rank within a group.
             rest.sort_by_key(|number| groups.members.places[*number as usize].group);

@@ -19,6 +19,7 @@ mod finding;
 mod groups;
 mod identities;
 mod job;
+mod lanes;
 mod members;
 mod middle;
 mod past;

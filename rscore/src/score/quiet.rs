@@ -2,52 +2,19 @@
 //! what `One::judge` does then, operation for operation, without branches.
 
 use super::block::{Block, Scores, Spreads, Values, Wide, WIDE};
-use super::estimate::{GROSS, RUN};
-use super::groups::{Group, SMALL_GROUP};
-use super::members::{Flags, Members};
-use super::middle::Middle;
-use super::rank::{FASTER, GROSS_ENDS, HIGH_LEAST, HIGH_SIGMAS, TRUSTED};
+use super::estimate::RUN;
+use super::lanes::{Lanes, Terms};
+use super::members::Members;
+use super::rank::{FASTER, HIGH_LEAST, HIGH_SIGMAS, TRUSTED};
 use super::rescan::Pushed;
-use super::scan::{Ceiling, Widths, LEAST_PAST, SUSPECT_SHARE};
-use super::series::{Noise, DIFFERENCES, JUMP, LIKE_PEERS, MOST, NOISE_KEEP, OWN_MOST};
+use super::scan::{Ceiling, Widths, LEAST_PAST};
+use super::series::{DIFFERENCES, JUMP, LIKE_PEERS, MOST, NOISE_KEEP, OWN_MOST};
 #[cfg(target_arch = "x86_64")]
 use super::vector::avx::Four;
 use super::vector::Vector;
 
-/// Of a group: `below`, `at`, `above` of what references are taken of, and whether their number is
-/// odd (1 or 0); the same of the values; noise; the level below which one is natural; what a scan
-/// must reach to be looked at, in standard deviations.
-pub(super) type Terms = [f64; 13];
-
 /// Blocks ahead of which memory is asked for.
-const AHEAD: usize = 2;
-
-/// Of a group in which each rank is judged by itself.
-const ONE_BY_ONE: Terms = [f64::NAN; 13];
-
-/// `healthy`: what the reference of a known member is taken of, with more than that member;
-/// `limit`: of a scan.
-pub(super) fn terms(group: &Group, healthy: Option<Middle>, noise: &Noise, limit: f64) -> Terms {
-    let Some(healthy) = healthy else { return ONE_BY_ONE };
-    let middle = |m: Middle| (m.below, m.at, m.above, (m.count % 2) as f64);
-    let (a, b, c, d) = middle(healthy);
-    let (e, f, g, h) = middle(group.middle);
-    // Each member of a small group has a limit of its own, of GROSS at least.
-    let limit_of_level = if group.len() > SMALL_GROUP { group.level_limit } else { GROSS };
-    let (natural, threshold) = (GROSS_ENDS * limit_of_level, SUSPECT_SHARE * limit);
-    let (i, j, k) = (noise.differences, noise.variance, noise.alike);
-    [a, b, c, d, e, f, g, h, i, j, k, natural, threshold * noise.long_run()]
-}
-
-/// What eight ranks bring to a window; an excess of NaN where one is not to be judged here.
-struct Lanes {
-    value: Wide<f64>,
-    excess: Wide<f64>,
-    stated: Wide<f64>,
-    terms: [Wide<f64>; 13],
-    /// Whose terms these are.
-    groups: Wide<u32>,
-}
+const AHEAD: usize = 3;
 
 /// One window of every rank that stays quiet; `members` are in the order of their slots. The
 /// numbers of the other members are left in `rest`.
@@ -90,36 +57,17 @@ fn judge_with<V: Vector>(
     rest: &mut Vec<u32>,
 ) {
     rest.clear();
-    let wide = [0.0; WIDE];
-    let groups = [u32::MAX; WIDE];
-    let mut lanes = Lanes { value: wide, excess: wide, stated: wide, terms: [wide; 13], groups };
-    let mut number = 0;
+    let (mut lanes, mut first) = (Lanes::new(), 0);
     for place in 0..scores.blocks.len() {
         scores.fetch(place + AHEAD, scores.blocks[place].newest[0]);
-        let first = number;
-        lanes.excess = [f64::NAN; WIDE];
-        while let Some(one) = members.places.get(number) {
-            let slot = one.slot as usize;
-            if slot / WIDE != place {
-                break;
-            }
-            let lane = slot % WIDE;
-            if lanes.groups[lane] != one.group {
-                lanes.groups[lane] = one.group;
-                let of_group = &terms[one.group as usize];
-                lanes.terms.iter_mut().zip(of_group).for_each(|(wide, one)| wide[lane] = *one);
-            }
-            lanes.value[lane] = members.values[number];
-            lanes.stated[lane] = members.stated[number];
-            let open = members.flags[number].has(Flags::OPEN);
-            lanes.excess[lane] = if open { f64::NAN } else { members.excesses[number] };
-            number += 1;
-        }
+        let number = first;
+        let count = lanes.fill(members, terms, place, first);
+        first += count;
         let quiet = judge_block::<V>(scores, place, &lanes, history, widths);
-        if quiet.count_ones() as usize == number - first {
+        if quiet.count_ones() as usize == count {
             continue;
         }
-        for (number, one) in (first..).zip(&members.places[first..number]) {
+        for (number, one) in (number..).zip(&members.places[number..first]) {
             if quiet >> (one.slot as usize % WIDE) & 1 == 0 {
                 rest.push(number as u32);
             }
@@ -160,9 +108,10 @@ fn judge_block<V: Vector>(
         }
     }
     for lane in 0..WIDE {
-        known[lane] = f64::from(block.known[lane]);
+        // As i32, which they fit: registers of four convert those.
+        known[lane] = f64::from(block.known[lane] as i32);
         length[lane] = f64::from(block.length[lane]);
-        past_count[lane] = f64::from(block.past_count[lane]);
+        past_count[lane] = f64::from(block.past_count[lane] as i32);
     }
     let mut quiet = 0;
     for lane in (0..WIDE).step_by(V::LANES) {
@@ -342,7 +291,7 @@ fn judge_lanes<V: Vector>(
 #[cfg(test)]
 mod tests {
     use super::super::block::RankScore;
-    use super::super::members::Place;
+    use super::super::members::{Flags, Place};
     use super::super::series::Spread;
     use super::*;
 

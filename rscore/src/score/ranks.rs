@@ -232,7 +232,8 @@ impl Ranks {
     /// One window more, with rows of the ranks of these slots.
     pub fn see(&mut self, slots: &[u32]) {
         self.clock = self.clock.wrapping_add(1);
-        slots.iter().for_each(|slot| self.seen[*slot as usize] = self.clock);
+        let (clock, seen) = (self.clock, &mut self.seen[..]);
+        slots.iter().for_each(|slot| seen[*slot as usize] = clock);
     }
 
     /// Makes the ranks that are not known yet.
