@@ -49,7 +49,7 @@ pub(super) struct JobScore {
 #[derive(Debug, Default)]
 struct Work {
     groups: Groups,
-    /// Places of the accepted rows' ranks.
+    /// Places of the accepted rows' ranks; empty where those are all ranks.
     slots: Vec<u32>,
     /// Of each group.
     pasts: Vec<Past>,
@@ -104,14 +104,25 @@ impl JobScore {
         let (mut window, mut next) = (OneWindow::of(&rows[0]), 0);
         groups.start(rows.len(), &ranks.identities);
         slots.clear();
-        slots.reserve_exact(rows.len());
-        for tile in rows.chunks(TILE) {
-            let begin = slots.len();
+        let all = rows.len() == ranks.numbers.len();
+        for (place, tile) in (0..).step_by(TILE).zip(rows.chunks(TILE)) {
             let wanted = tile.iter().map(|row| row.rank);
-            if !window.goes_on(tile) || !ranks.find_next(wanted, &mut next, slots) {
+            if !window.goes_on(tile) {
                 return false;
             }
-            groups.take(&base, (begin as u32..).zip(slots[begin..].iter().copied()), abstentions);
+            if all {
+                if !ranks.numbers[place..place + tile.len()].iter().copied().eq(wanted) {
+                    return false;
+                }
+                let places = place as u32..(place + tile.len()) as u32;
+                groups.take(&base, places.clone().zip(places), abstentions);
+            } else {
+                if !ranks.find_next(wanted, &mut next, slots) {
+                    return false;
+                }
+                let places = (place as u32..).zip(slots[place..].iter().copied());
+                groups.take(&base, places, abstentions);
+            }
         }
         true
     }
@@ -167,7 +178,7 @@ impl JobScore {
         self.judge_network(rows, work, config, next_id);
         let stragglers = self.stragglers();
         compare(&mut self.compared, &work.groups, rows, &stragglers, config, next_id);
-        let all = work.slots.len() == self.ranks.numbers.len();
+        let all = work.slots.is_empty() || work.slots.len() == self.ranks.numbers.len();
         self.show(work, update);
         if !all {
             self.ranks.forget_missing(MISSING_WINDOWS);

@@ -229,9 +229,12 @@ impl Ranks {
         true
     }
 
-    /// One window more, with rows of the ranks of these slots.
+    /// One window more, with rows of the ranks of these slots; of all ranks, where there are none.
     pub fn see(&mut self, slots: &[u32]) {
         self.clock = self.clock.wrapping_add(1);
+        if slots.is_empty() {
+            self.seen.fill(self.clock);
+        }
         let (clock, seen) = (self.clock, &mut self.seen[..]);
         slots.iter().for_each(|slot| seen[*slot as usize] = clock);
     }

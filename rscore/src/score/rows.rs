@@ -100,14 +100,13 @@ fn most_named(mut windows: Vec<(u32, u64)>) -> (u32, u64) {
 #[inline]
 fn plausible(row: &RankWindow) -> bool {
     // Comparisons with NaN are false, and infinities are above MAX. Without branches.
-    let positive = |value: f64| (value > 0.0) & (value <= f64::MAX);
     let not_negative = |value: f64| (0.0..=f64::MAX).contains(&value);
-    let times = positive(row.own)
+    let times = (row.own > 0.0)
         & (row.own >= row.wall * LEAST_SHARE)
         & (row.own <= row.wall * 1.001)
         & not_negative(row.wait)
         & not_negative(row.comm)
-        & (row.own_se.is_nan() | not_negative(row.own_se));
+        & !((row.own_se < 0.0) | (row.own_se > f64::MAX));
     let unknown = row.flags & flag::OWN_UNKNOWN != 0;
     let steps = (row.flags & flag::STEPS_NOT_INFERRED != 0) | (row.steps > 0);
     let rank = (row.rank < row.world_size) & (row.world_size <= MAX_WORLD);

@@ -12,7 +12,7 @@ use super::{reason, Abstention};
 use crate::window::{flag, source, RankWindow};
 
 /// Rows that are looked at together: the nearest cache holds them.
-pub(super) const TILE: usize = 128;
+pub(super) const TILE: usize = 64;
 /// Steps of a rank may differ from the others' by this share, or by `STEPS_SLACK`.
 const STEPS_SHARE: f64 = 0.2;
 const STEPS_SLACK: f64 = 3.0;
@@ -207,5 +207,58 @@ impl Groups {
         let group = self.group_of_key(key);
         self.met_by[identity as usize] = group;
         group
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Config, Scorer};
+    use crate::window::{flag, RankWindow};
+
+    fn rows(window: u64, seed: &mut u64) -> Vec<RankWindow> {
+        let mut uniform = || {
+            *seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (*seed >> 11) as f64 / (1u64 << 53) as f64
+        };
+        let row = |rank: u32| RankWindow {
+            signature: u64::from(rank / 90),
+            window,
+            first_step: 100 * window,
+            last_step: 100 * window + 99,
+            wall: 2e6,
+            own: 1e6 * (1.0 + 0.01 * uniform() + f64::from(rank % 7) / 100.0),
+            comm: 1e5,
+            own_se: 1e3,
+            bytes: 8.0,
+            rank,
+            world_size: 300,
+            steps: 100,
+            flags: if rank == 133 { flag::EVENTS_LOST } else { 0 },
+            ..RankWindow::default()
+        };
+        (0..300).map(row).collect()
+    }
+
+    #[test]
+    fn rows_that_are_read_once_say_what_they_say_otherwise() {
+        let scorer = || Scorer::new(Config::default()).expect("a good configuration");
+        let (mut once, mut reversed, mut seed) = (scorer(), scorer(), 1);
+        for window in 0..40 {
+            let mut rows = rows(window, &mut seed);
+            if window % 5 == 4 {
+                // In the last tile: what was taken of the others counts for nothing.
+                rows[290].own = f64::NAN;
+            }
+            if window % 7 == 6 {
+                rows.remove(100);
+            }
+            let update = once.update(&rows);
+            assert_eq!(update.refused_rows, u64::from(window % 5 == 4));
+            let lost = update.abstentions.iter().filter(|one| one.rank == 133).count();
+            assert_eq!(lost, 1);
+            rows.reverse();
+            assert_eq!(reversed.update(&rows).abstentions, update.abstentions);
+            assert!(once.save() == reversed.save(), "window {window}");
+        }
     }
 }
