@@ -20,6 +20,22 @@ pub(super) struct Spreads {
     pub far_weight: Wide<f64>,
 }
 
+impl Spreads {
+    #[inline(always)]
+    pub fn get(&self, lane: usize) -> Spread {
+        Spread {
+            near: self.near[lane],
+            near_weight: self.near_weight[lane],
+            far: self.far[lane],
+            far_weight: self.far_weight[lane],
+        }
+    }
+
+    pub fn each(&self) -> [&Wide<f64>; 4] {
+        [&self.near, &self.near_weight, &self.far, &self.far_weight]
+    }
+}
+
 /// The other fields of `RankScore`, of each rank.
 #[derive(Clone, Debug, Default)]
 #[repr(align(64))]
@@ -39,6 +55,18 @@ pub(super) struct Block {
     pub length: Wide<u8>,
 }
 
+/// The newest values, of each rank; that of window `w` (0 is the newest) is in the row of
+/// `(newest - w) % RUN`.
+#[derive(Clone, Debug, Default)]
+#[repr(align(64))]
+pub(super) struct Values(pub [Wide<f32>; RUN]);
+
+impl Values {
+    pub fn of(&self, newest: u8, window: usize) -> &Wide<f32> {
+        &self.0[row(newest, window)]
+    }
+}
+
 /// `RankScore` of every rank of a job, apart by which of the ways through all ranks reads it. A
 /// rank's slot is its place in all of them.
 #[derive(Clone, Debug, Default)]
@@ -46,8 +74,7 @@ pub(super) struct Scores {
     pub usual: Vec<Wide<f64>>,
     pub spreads: Vec<Spreads>,
     pub blocks: Vec<Block>,
-    /// The values; that of window `w` (0 is the newest) is in the one of `(newest - w) % RUN`.
-    pub columns: [Vec<Wide<f32>>; RUN],
+    pub values: Vec<Values>,
 }
 
 /// What every window of a rank changes.
@@ -101,7 +128,7 @@ impl Scores {
         self.usual.reserve_exact(more);
         self.spreads.reserve_exact(more);
         self.blocks.reserve_exact(more);
-        self.columns.iter_mut().for_each(|column| column.reserve_exact(more));
+        self.values.reserve_exact(more);
     }
 
     /// So many ranks; new ones have no past.
@@ -110,10 +137,24 @@ impl Scores {
         self.usual.resize_with(blocks, Wide::default);
         self.spreads.resize_with(blocks, Spreads::default);
         self.blocks.resize_with(blocks, Block::default);
-        self.columns.iter_mut().for_each(|column| column.resize_with(blocks, Wide::default));
+        self.values.resize_with(blocks, Values::default);
         for slot in before * WIDE..blocks * WIDE {
             self.store(slot, &RankScore::default());
         }
+    }
+
+    /// Has a block brought near, and of its values those that the next one is judged by, when it is
+    /// in the row of `newest`.
+    #[inline(always)]
+    pub fn fetch(&self, place: usize, newest: u8) {
+        if place >= self.blocks.len() {
+            return;
+        }
+        fetch_all(&self.blocks[place]);
+        fetch_all(&self.spreads[place]);
+        fetch_all(&self.usual[place]);
+        let values = &self.values[place];
+        [0, 1, RUN - 1].into_iter().for_each(|window| fetch(values.of(newest, window)));
     }
 
     /// What is usual for a rank; NaN without a past.
@@ -125,16 +166,6 @@ impl Scores {
     pub fn count(&self, slot: usize) -> usize {
         let (block, lane) = (&self.blocks[slot / WIDE], slot % WIDE);
         block.known[lane] as usize + usize::from(block.length[lane])
-    }
-
-    pub fn spread(&self, slot: usize) -> Spread {
-        let (one, lane) = (&self.spreads[slot / WIDE], slot % WIDE);
-        Spread {
-            near: one.near[lane],
-            near_weight: one.near_weight[lane],
-            far: one.far[lane],
-            far_weight: one.far_weight[lane],
-        }
     }
 
     pub fn load(&self, slot: usize) -> RankScore {
@@ -150,12 +181,12 @@ impl Scores {
             ..Series::default()
         };
         for window in 0..series.length as usize {
-            *series.value_mut(window) = self.columns[column(newest, window)][place][lane];
+            *series.value_mut(window) = self.values[place].of(newest, window)[lane];
         }
         RankScore {
             series,
             newest,
-            spread: self.spread(slot),
+            spread: self.spreads[place].get(lane),
             usual: self.usual(slot),
             past: block.past[lane],
             past_count: block.past_count[lane],
@@ -168,8 +199,8 @@ impl Scores {
 
     pub fn store(&mut self, slot: usize, score: &RankScore) {
         for window in 0..score.series.length as usize {
-            let column = &mut self.columns[column(score.newest, window)];
-            column[slot / WIDE][slot % WIDE] = score.series.value(window);
+            let values = &mut self.values[slot / WIDE].0[row(score.newest, window)];
+            values[slot % WIDE] = score.series.value(window);
         }
         self.store_change(slot, score);
     }
@@ -178,7 +209,7 @@ impl Scores {
     pub fn store_change(&mut self, slot: usize, score: &RankScore) {
         let (place, lane) = (slot / WIDE, slot % WIDE);
         let RankScore { series, newest, spread, .. } = score;
-        self.columns[usize::from(*newest)][place][lane] = series.value(0);
+        self.values[place].0[usize::from(*newest)][lane] = series.value(0);
         let spreads = &mut self.spreads[place];
         spreads.near[lane] = spread.near;
         spreads.near_weight[lane] = spread.near_weight;
@@ -201,8 +232,27 @@ impl Scores {
     }
 }
 
-/// Which column has the value of a window.
+/// Has the processor bring memory near that is read soon; it need not be there.
 #[inline(always)]
-pub(super) fn column(newest: u8, window: usize) -> usize {
+pub(super) fn fetch<T>(place: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T0};
+        // SAFETY: it faults nowhere and changes nothing but what the caches hold.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = place;
+}
+
+#[inline(always)]
+fn fetch_all<T>(one: &T) {
+    let begin = std::ptr::from_ref(one);
+    (0..size_of::<T>()).step_by(64).for_each(|line| fetch(begin.wrapping_byte_add(line)));
+}
+
+/// Which row of `Values` has a window.
+#[inline(always)]
+pub(super) fn row(newest: u8, window: usize) -> usize {
     (usize::from(newest) + RUN - window) % RUN
 }

@@ -4,7 +4,7 @@
 
 use super::case::{Case, How};
 use super::finding::straggler;
-use super::groups::{key, Groups, MIN_PEERS};
+use super::groups::{Groups, MIN_PEERS};
 use super::members::Member;
 use super::rank::{Around, Beside, OFTEN};
 use super::ranks::{One, Ranks};
@@ -58,19 +58,14 @@ struct Excursion {
     beside: Beside,
 }
 
-/// Whether a member can be compared with the rank's own past, which it is then.
-pub(super) fn look_back(member: &mut Member, row: &RankWindow, ranks: &Ranks) -> bool {
-    let slot = member.place.slot as usize;
-    let Some(one) = ranks.identities.get(slot) else { return false };
-    let same = one.key == key(row) && one.world_size == row.world_size;
+/// Whether a rank can be compared with its own past.
+pub(super) fn can_judge(row: &RankWindow, slot: u32, ranks: &Ranks) -> bool {
+    let slot = slot as usize;
     let inferred = row.flags & flag::STEPS_NOT_INFERRED == 0;
-    let entry = &ranks.entries[slot];
-    let learning = ranks.scores.count(slot) <= LEAST_PAST;
-    if !same || !inferred || row.first_step < one.last_step || learning {
-        return false;
-    }
-    (member.excess, member.place.proven) = (member.value - ranks.scores.usual(slot), entry.proven);
-    true
+    slot < ranks.numbers.len()
+        && inferred
+        && ranks.identities.goes_on(slot, row)
+        && ranks.scores.count(slot) > LEAST_PAST
 }
 
 impl FastScore {
@@ -87,7 +82,6 @@ impl FastScore {
         groups: &mut Groups,
         base: &Base<'_>,
         next_id: &mut u64,
-        values: &mut Vec<f64>,
     ) {
         let (deviation, mut squares, mut count) = (self.deviation(), 0.0, 0.0);
         self.tail *= TAIL_KEEP;
@@ -95,23 +89,23 @@ impl FastScore {
             let group = groups.groups[place];
             for number in 0..group.len() {
                 let (member, reference) = groups.member(groups.number(&group, number));
-                if member.place.proven || (member.others as usize) < MIN_PEERS {
+                if member.is_proven() || (member.others as usize) < MIN_PEERS {
                     continue;
                 }
                 let value = member.excess - reference;
                 squares += (value * value).min(MOST * deviation * deviation);
                 count += 1.0;
-                let entry = &mut ranks.entries[member.place.slot as usize];
-                let before = std::mem::take(&mut entry.fast);
+                let fast = &mut ranks.fast[member.place.slot as usize];
+                let before = std::mem::take(fast);
                 if value < LEAST {
                     if before > 0.0 {
                         self.tail = self.tail.max(before);
                     }
                     continue;
                 }
-                entry.fast = value;
+                *fast = value;
                 let beside = match group.len() > MIN_PEERS {
-                    true => groups.beside(&member, values),
+                    true => groups.beside(&member),
                     false => Beside { level: value, ..Beside::NOBODY },
                 };
                 let excursion = Excursion { value, before, deviation, beside };
@@ -174,7 +168,7 @@ impl FastScore {
         (case.base, case.shift, case.windows) = (one.score.series.center(), shift, 1);
         case.deviate = case.deviate.max(shift / deviation);
         one.score.series.forget_run(case.base, 0, history);
-        (one.entry.fast, cases.named) = (0.0, since.0 + 1);
+        (*one.fast, cases.named) = (0.0, since.0 + 1);
         case.finding = Some(straggler(case, member, &row, around, beside, value, error));
         one.tell();
         true

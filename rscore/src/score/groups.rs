@@ -2,16 +2,15 @@
 
 use std::collections::HashMap;
 
-use super::estimate::{level_limit, spread, Middle};
-use super::members::{Member, Members, Place};
+use super::estimate::{level_limit, spread};
+use super::identities::Identities;
+use super::members::{Flags, Member, Members, Place};
+use super::middle::{itself, Middle, Near};
+use super::pool::Pool;
 use super::rank::{Around, Beside};
 use super::rows::Accepted;
-use super::{reason, Abstention};
-use crate::window::{flag, source, RankWindow};
+use crate::window::{flag, RankWindow};
 
-/// Steps of a rank may differ from the others' by this share, or by `STEPS_SLACK`.
-const STEPS_SHARE: f64 = 0.2;
-const STEPS_SLACK: f64 = 3.0;
 /// Peers that can outvote a rank.
 pub(super) const MIN_PEERS: usize = 3;
 /// Groups in which one member counts for the spread.
@@ -37,7 +36,7 @@ pub(super) struct Group {
     pub level_limit: f64,
     /// What references are taken of.
     peers: Pool,
-    /// Median of the bytes per step, once somebody asked.
+    /// Median of the bytes per step, when all are alike or once somebody asked.
     usual_bytes: Option<f64>,
 }
 
@@ -56,15 +55,61 @@ pub(super) struct Groups {
     order: Vec<u32>,
     /// The two largest own times of each signature, ns, in any class: what bounds a step.
     pub slowest: HashMap<u64, (f64, f64)>,
-    /// Excesses of the healthy that have a past, in no order.
-    pub everybody: Vec<f64>,
-    /// Transfer times that are known, ns, in no order.
-    pub transfers: Vec<f64>,
-    /// Keys in the order in which they were met, and each one's place.
-    keys: Vec<Key>,
-    places: HashMap<Key, u32>,
+    /// Excesses of the healthy that have a past, where those are not all members.
+    everybody: Vec<f64>,
+    all_healthy: bool,
+    /// Transfer times that are known, ns.
+    pub(super) transfers: Vec<f64>,
+    /// In the order in which they were met; the place of each key, and of that of each of
+    /// `Identities::all` (`u32::MAX`: not met).
+    pub(super) met: Vec<Met>,
+    by_key: HashMap<Key, u32>,
+    pub(super) met_by: Vec<u32>,
     all: Pool,
     scratch: Vec<f64>,
+    near: Near,
+}
+
+/// What is seen of a group while its members are met.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Met {
+    key: Key,
+    /// Per step.
+    bytes: Bytes,
+    /// The two largest own times, ns.
+    slowest: (f64, f64),
+}
+
+/// Bytes per step of a group's members.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Bytes {
+    Unknown,
+    Alike(f64),
+    Differ,
+}
+
+impl Met {
+    /// One more row, and others.
+    #[inline(always)]
+    pub fn add(&mut self, rows: &[RankWindow]) {
+        for row in rows {
+            add_slowest(&mut self.slowest, row.own);
+        }
+        let bytes = match self.bytes {
+            Bytes::Unknown => rows[0].bytes,
+            Bytes::Alike(bytes) => bytes,
+            Bytes::Differ => return,
+        };
+        let alike = rows.iter().fold(true, |alike, row| alike & (row.bytes == bytes));
+        self.bytes = if alike { Bytes::Alike(bytes) } else { Bytes::Differ };
+    }
+}
+
+/// Keeps the two largest.
+fn add_slowest(slowest: &mut (f64, f64), own: f64) {
+    if own > slowest.1 {
+        *slowest = if own > slowest.0 { (own, slowest.0) } else { (slowest.0, own) };
+    }
 }
 
 pub(super) fn key(row: &RankWindow) -> Key {
@@ -72,71 +117,23 @@ pub(super) fn key(row: &RankWindow) -> Key {
 }
 
 impl Groups {
-    /// The judgeable ones of the `accepted` rows, by rank, and says why the others are not judged.
-    /// `slots` are the places of their ranks; `look_back` compares a member with the past of its
-    /// rank, and says whether it can be.
-    pub fn select(
-        &mut self,
-        rows: &[RankWindow],
-        accepted: &Accepted,
-        slots: &[u32],
-        abstentions: &mut Vec<Abstention>,
-        mut look_back: impl FnMut(&mut Member, &RankWindow) -> bool,
-    ) {
-        let usual = self.usual_steps(rows, accepted);
-        self.members.start(slots.len());
-        self.keys.clear();
-        self.places.clear();
-        for values in [&mut self.transfers, &mut self.everybody] {
-            values.clear();
-            values.reserve_exact(slots.len());
-        }
-        let mut group = 0;
-        for (&place, &slot) in accepted.places.iter().zip(slots) {
-            let row = &rows[place as usize];
-            let partial = row.flags & flag::PARTIAL != 0;
-            let off = (f64::from(row.steps) - usual).abs();
-            let reason = if row.flags & flag::OWN_UNKNOWN != 0 {
-                Some(reason::HOST_PROBES)
-            } else if row.flags & flag::EVENTS_LOST != 0 {
-                Some(reason::EVENTS_LOST)
-            } else if row.steps > 0 && !partial && off > (STEPS_SHARE * usual).max(STEPS_SLACK) {
-                Some(reason::STEPS_DISAGREE)
-            } else {
-                None
-            };
-            if let Some(reason) = reason {
-                let (job, rank, window) = (row.job, row.rank, row.window);
-                abstentions.push(Abstention { job, rank, window, reason });
-            } else if !partial {
-                let value = match row.flags & flag::STEPS_NOT_INFERRED {
-                    0 => row.own.ln(),
-                    _ => (row.own / row.wall).ln(),
-                };
-                let own = row.own;
-                let stated = if row.own_se > 0.0 { row.own_se / own } else { 0.0 };
-                let host = row.source == source::GLOO;
-                let place = Place { row: place, slot, host, ..Place::default() };
-                let (excess, others) = (f64::NAN, 0);
-                let mut member = Member { place, own, stated, value, excess, others };
-                if !look_back(&mut member, row) {
-                    continue;
-                }
-                if row.comm > 0.0 {
-                    self.transfers.push(row.comm);
-                }
-                let key = key(row);
-                if self.keys.get(group as usize) != Some(&key) {
-                    let new = self.keys.len() as u32;
-                    group = *self.places.entry(key).or_insert(new);
-                    if group == new {
-                        self.keys.push(key);
-                    }
-                }
-                member.place.group = group;
-                self.members.push(&member);
-            }
-        }
+    /// Nobody, and room for so many.
+    pub fn start(&mut self, most: usize, identities: &Identities) {
+        self.members.start(most);
+        self.transfers.clear();
+        self.transfers.reserve_exact(most);
+        self.met.clear();
+        self.by_key.clear();
+        self.met_by.clear();
+        self.met_by.resize(identities.all.len(), u32::MAX);
+    }
+
+    /// Place of a key in `met`.
+    pub fn group_of_key(&mut self, key: Key) -> u32 {
+        *self.by_key.entry(key).or_insert_with(|| {
+            self.met.push(Met { key, bytes: Bytes::Unknown, slowest: (0.0, 0.0) });
+            self.met.len() as u32 - 1
+        })
     }
 
     /// Puts what was selected into groups, by key.
@@ -144,14 +141,14 @@ impl Groups {
         self.groups.clear();
         self.slowest.clear();
         self.order.clear();
-        if self.keys.len() <= 1 {
-            if let Some(key) = self.keys.first() {
-                self.add(*key, 0, self.members.len());
+        if self.met.len() <= 1 {
+            if let Some(met) = self.met.first() {
+                self.add(*met, 0, self.members.len());
             }
             return;
         }
-        let mut sorted: Vec<usize> = (0..self.keys.len()).collect();
-        sorted.sort_unstable_by_key(|met| self.keys[*met]);
+        let mut sorted: Vec<usize> = (0..self.met.len()).collect();
+        sorted.sort_unstable_by_key(|met| self.met[*met].key);
         let mut group_of = vec![0; sorted.len()];
         (0..).zip(&sorted).for_each(|(group, met)| group_of[*met] = group);
         let mut ends = vec![0; sorted.len()];
@@ -171,7 +168,7 @@ impl Groups {
         }
         let mut from = 0;
         for (met, to) in sorted.into_iter().zip(ends) {
-            self.add(self.keys[met], from, to);
+            self.add(self.met[met], from, to);
             from = to;
         }
     }
@@ -193,7 +190,7 @@ impl Groups {
     }
 
     /// Median of the steps in whole windows; 0 without any.
-    fn usual_steps(&mut self, rows: &[RankWindow], accepted: &Accepted) -> f64 {
+    pub fn usual_steps(&mut self, rows: &[RankWindow], accepted: &Accepted) -> f64 {
         if let Some(steps) = accepted.steps {
             return f64::from(steps);
         }
@@ -203,25 +200,32 @@ impl Groups {
         self.scratch.extend(steps.map(|row| f64::from(row.steps)));
         match self.scratch.is_empty() {
             true => 0.0,
-            false => Middle::of(&mut self.scratch).median(),
+            false => Middle::of(&self.scratch, &mut self.near).median(),
         }
     }
 
-    fn add(&mut self, key: Key, from: usize, to: usize) {
-        let slowest = self.slowest.entry(key.0).or_default();
-        self.scratch.clear();
-        self.scratch.extend(numbers(&self.order, from, to).map(|number| {
-            let own = self.members.owns[number];
-            if own > slowest.1 {
-                *slowest = if own > slowest.0 { (own, slowest.0) } else { (slowest.0, own) };
+    fn add(&mut self, met: Met, from: usize, to: usize) {
+        let Groups { members, order, scratch, near, .. } = self;
+        let slowest = self.slowest.entry(met.key.0).or_default();
+        add_slowest(slowest, met.slowest.0);
+        add_slowest(slowest, met.slowest.1);
+        let values = match order.is_empty() {
+            true => &members.values[from..to],
+            false => {
+                scratch.clear();
+                scratch.extend(numbers(order, from, to).map(|number| members.values[number]));
+                &scratch[..]
             }
-            self.members.values[number]
-        }));
-        let middle = Middle::of(&mut self.scratch);
+        };
+        let middle = Middle::of(values, near);
         let median = middle.median();
-        let spread = spread(&mut self.scratch, median);
+        let spread = spread(values, median, near);
+        let usual_bytes = match met.bytes {
+            Bytes::Alike(bytes) => Some(bytes),
+            _ => None,
+        };
         self.groups.push(Group {
-            key,
+            key: met.key,
             from,
             to,
             middle,
@@ -229,24 +233,54 @@ impl Groups {
             spread,
             level_limit: level_limit(spread, (to - from).saturating_sub(1).max(1)),
             peers: Pool::default(),
-            usual_bytes: None,
+            usual_bytes,
         });
     }
 
     /// Takes together what happened to whom; `member` has what happened to the others of each.
     pub fn set_references(&mut self) {
-        let Groups { members, groups, order, everybody, scratch, .. } = self;
-        let slow = members.places.iter().any(|place| place.proven);
-        let mut pool = |numbers| Pool::of(members, numbers, slow, everybody, scratch);
+        let Groups { members, groups, order, everybody, near, .. } = self;
+        let slow = members.any.has(Flags::PROVEN);
+        let all = numbers(&[], 0, members.len());
         if groups.len() > 1 {
+            let scratch = &mut self.scratch;
             for group in groups.iter_mut() {
-                group.peers = pool(numbers(order, group.from, group.to));
+                let numbers = numbers(order, group.from, group.to);
+                group.peers = Pool::of(members, numbers, slow, everybody, scratch, near);
             }
         }
-        self.all = pool(numbers(&[], 0, members.len()));
+        self.all_healthy = !slow && members.known == members.len();
+        self.all = match self.all_healthy {
+            true => Pool::of_healthy(&members.excesses, near),
+            false => Pool::of(members, all, slow, everybody, &mut self.scratch, near),
+        };
         if let [group] = &mut groups[..] {
             group.peers = self.all;
         }
+    }
+
+    /// Value of the fastest quarter of the healthy, over their own past; none of fewer than two.
+    pub fn fastest_quarter(&mut self) -> Option<f64> {
+        let everybody = match self.all_healthy {
+            true => &self.members.excesses,
+            false => &self.everybody,
+        };
+        if everybody.len() < 2 {
+            return None;
+        }
+        let place = (everybody.len() - 1) / 4;
+        Some(Middle::around(everybody, itself, place, &mut self.near).at)
+    }
+
+    /// Median of the transfer times, ns; none of fewer than two.
+    pub fn usual_transfer(&mut self) -> Option<f64> {
+        let known = self.transfers.len() >= 2;
+        known.then(|| Middle::of(&self.transfers, &mut self.near).median())
+    }
+
+    /// Of the values; there must be one.
+    pub fn median(&mut self) -> f64 {
+        Middle::of(&self.members.values, &mut self.near).median()
     }
 
     /// What the references of a group's known (or unknown) members are taken of.
@@ -281,12 +315,16 @@ impl Groups {
 
     /// Median of the standard errors that the windows state (ln); 0 where none does.
     pub fn stated_error(&mut self) -> f64 {
-        self.scratch.clear();
-        self.scratch.extend(self.members.stated.iter().filter(|stated| **stated > 0.0));
-        match self.scratch.is_empty() {
-            true => 0.0,
-            false => Middle::of(&mut self.scratch).median(),
+        let Groups { members, scratch, near, .. } = self;
+        if members.stating == 0 {
+            return 0.0;
         }
+        if members.stating == members.len() {
+            return Middle::of(&members.stated, near).median();
+        }
+        scratch.clear();
+        scratch.extend(members.stated.iter().filter(|stated| **stated > 0.0));
+        Middle::of(scratch, near).median()
     }
 
     /// Bytes per step of a member over the median of its group, minus one; NaN where that says
@@ -297,11 +335,11 @@ impl Groups {
             return f64::NAN;
         }
         let members = numbers(&self.order, group.from, group.to);
-        let (places, scratch) = (&self.members.places, &mut self.scratch);
+        let (places, scratch, near) = (&self.members.places, &mut self.scratch, &mut self.near);
         let usual = *group.usual_bytes.get_or_insert_with(|| {
             scratch.clear();
             scratch.extend(members.map(|number| rows[places[number].row as usize].bytes));
-            Middle::of(scratch).median()
+            Middle::of(scratch, near).median()
         });
         if usual > 0.0 {
             row.bytes / usual - 1.0
@@ -311,16 +349,17 @@ impl Groups {
     }
 
     /// A member of a group of more than one beside the others.
-    pub fn beside(&self, member: &Member, scratch: &mut Vec<f64>) -> Beside {
-        let group = &self.groups[member.place.group as usize];
+    pub fn beside(&mut self, member: &Member) -> Beside {
+        let group = self.groups[member.place.group as usize];
         let others = group.middle.median_without(member.value);
         let (mut natural, mut limit) = (group.spread, group.level_limit);
         if group.len() <= SMALL_GROUP {
             let Members { places, values, .. } = &self.members;
-            let peers = self.of(group).filter(|peer| places[*peer].slot != member.place.slot);
-            scratch.clear();
-            scratch.extend(peers.map(|peer| values[peer]));
-            natural = spread(scratch, others);
+            let peers = numbers(&self.order, group.from, group.to);
+            let peers = peers.filter(|peer| places[*peer].slot != member.place.slot);
+            self.scratch.clear();
+            self.scratch.extend(peers.map(|peer| values[peer]));
+            natural = spread(&self.scratch, others, &mut self.near);
             limit = level_limit(natural, group.len() - 1);
         }
         let level = member.value - others;
@@ -335,55 +374,4 @@ fn numbers(order: &[u32], from: usize, to: usize) -> impl Iterator<Item = usize>
         false => (0..0, &order[from..to]),
     };
     all.chain(some.iter().map(|number| *number as usize))
-}
-
-/// Ranks that a reference is taken of: those that are known, and of them the healthy ones.
-#[derive(Clone, Copy, Debug, Default)]
-struct Pool {
-    known: Middle,
-    healthy: Middle,
-}
-
-impl Pool {
-    /// Leaves the excesses of the healthy in `healthy`. Whether any member is `slow` already.
-    fn of(
-        members: &Members,
-        numbers: impl Iterator<Item = usize> + Clone,
-        slow: bool,
-        healthy: &mut Vec<f64>,
-        scratch: &mut Vec<f64>,
-    ) -> Pool {
-        let Members { places, excesses, .. } = members;
-        let known = |excess: &f64| !excess.is_nan();
-        healthy.clear();
-        if !slow {
-            healthy.extend(numbers.map(|number| excesses[number]).filter(known));
-            let middle = Middle::of(healthy);
-            return Pool { known: middle, healthy: middle };
-        }
-        let fast = numbers.clone().filter(|number| !places[*number].proven);
-        healthy.extend(fast.map(|number| excesses[number]).filter(known));
-        scratch.clear();
-        scratch.extend(numbers.map(|number| excesses[number]).filter(known));
-        Pool { known: Middle::of(scratch), healthy: Middle::of(healthy) }
-    }
-
-    /// Median of the healthy others' excess, of all others' where there is no healthy one.
-    fn reference(&self, member: &Member) -> f64 {
-        let among = member.is_known() && !member.place.proven;
-        if self.healthy.count > usize::from(among) {
-            return match among {
-                true => self.healthy.median_without(member.excess),
-                false => self.healthy.median(),
-            };
-        }
-        let itself = member.is_known();
-        if self.known.count > usize::from(itself) {
-            return match itself {
-                true => self.known.median_without(member.excess),
-                false => self.known.median(),
-            };
-        }
-        0.0
-    }
 }

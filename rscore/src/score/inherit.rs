@@ -2,7 +2,7 @@
 
 use super::block::RankScore;
 use super::case::How;
-use super::ranks::Identity;
+use super::identities::Identity;
 use super::scan::Ceiling;
 use super::{Scorer, MAX_JOBS};
 
@@ -29,8 +29,7 @@ impl Scorer {
                     return None; // its past is slow too
                 }
                 let score = old.ranks.scores.load(slot).without_windows();
-                let identity = Identity { last_step: 0, ..old.ranks.identities[slot].clone() };
-                (score.series.count() > 0).then_some((rank, identity, score))
+                (score.series.count() > 0).then(|| (rank, *old.ranks.identities.get(slot), score))
             })
             .collect();
         if taken.is_empty() {
@@ -42,7 +41,7 @@ impl Scorer {
         job.ranks.add(&numbers);
         for (rank, identity, score) in &taken {
             let Ok(slot) = job.ranks.numbers.binary_search(rank) else { continue };
-            job.ranks.identities[slot] = identity.clone();
+            job.ranks.identities.set(slot, *identity);
             job.ranks.scores.store(slot, score);
         }
         taken.len()

@@ -2,22 +2,23 @@
 
 use super::case::Case;
 use super::compare::{compare, Comparisons, Straggler};
-use super::estimate::{scan_limit, Middle};
+use super::estimate::scan_limit;
 use super::fast::{self, FastScore, TENTHS};
-use super::groups::{key, Groups, MIN_PEERS};
-use super::quiet::{self, Terms};
+use super::groups::{Groups, MIN_PEERS};
+use super::lanes::{self, Terms};
+use super::members::Flags;
+use super::past::Past;
+use super::quiet::judge_quiet;
 use super::rank::{self, Context, LEVEL_ODDS};
-use super::ranks::{Entry, Ranks};
-use super::rows::Accepted;
+use super::ranks::Ranks;
+use super::rows::{Accepted, OneWindow};
 use super::scan::Widths;
-use super::series::{Noise, Prior, Sums};
+use super::select::{self, TILE};
+use super::series::{Noise, Prior};
 use super::whole::{Whole, WholeScore};
 use super::{Abstention, Config, Kind, State, Update};
 use crate::window::{flag, RankWindow};
 
-/// Noise of a window below which none is believed (ln).
-const HOST_FLOOR: f64 = 0.004;
-const DEVICE_FLOOR: f64 = 0.001;
 /// ln 1.07 and ln 1.25: least lasting slowdown of the job and of its transfers.
 const JOB_LEAST: f64 = 0.06765864847381486;
 const NETWORK_LEAST: f64 = 0.22314355131420976;
@@ -48,9 +49,8 @@ pub(super) struct JobScore {
 #[derive(Debug, Default)]
 struct Work {
     groups: Groups,
-    /// Places of the accepted rows' ranks.
+    /// Places of the accepted rows' ranks; empty where those are all ranks.
     slots: Vec<u32>,
-    values: Vec<f64>,
     /// Of each group.
     pasts: Vec<Past>,
     noises: Vec<Noise>,
@@ -65,17 +65,68 @@ struct Work {
     fast_limit: (usize, f64),
 }
 
-/// What the ranks of a group bring from before a window.
-#[derive(Clone, Copy, Debug)]
-struct Past {
-    sums: Sums,
-    /// Ranks that were named lately and are healthy again.
-    moved: u32,
-    /// Whether one is timed on CPUs.
-    host: bool,
-}
-
 impl JobScore {
+    /// Takes a window whose rows are all as expected, and of ranks that are known, reading each row
+    /// once; false, and nothing has changed, where one is not.
+    pub fn update_at_once(
+        &mut self,
+        rows: &[RankWindow],
+        config: &Config,
+        next_id: &mut u64,
+        update: &mut Update,
+    ) -> bool {
+        let first = &rows[0];
+        let fresh = self.window.is_none_or(|last| first.window > last);
+        if !fresh || first.flags & flag::TENTH != 0 {
+            return false;
+        }
+        let mut work = std::mem::take(&mut self.work);
+        let before = update.abstentions.len();
+        let taken = self.take_at_once(rows, &mut work, &mut update.abstentions);
+        if taken {
+            self.judge(rows, first, &mut work, config, next_id, update);
+        } else {
+            update.abstentions.truncate(before);
+        }
+        self.work = work;
+        taken
+    }
+
+    fn take_at_once(
+        &self,
+        rows: &[RankWindow],
+        work: &mut Work,
+        abstentions: &mut Vec<Abstention>,
+    ) -> bool {
+        let Work { groups, slots, .. } = work;
+        let (ranks, usual_steps) = (&self.ranks, f64::from(rows[0].steps));
+        let base = select::Base { rows, ranks, usual_steps, tenth: false };
+        let (mut window, mut next) = (OneWindow::of(&rows[0]), 0);
+        groups.start(rows.len(), &ranks.identities);
+        slots.clear();
+        let all = rows.len() == ranks.numbers.len();
+        for (place, tile) in (0..).step_by(TILE).zip(rows.chunks(TILE)) {
+            let wanted = tile.iter().map(|row| row.rank);
+            if !window.goes_on(tile) {
+                return false;
+            }
+            if all {
+                if !ranks.numbers[place..place + tile.len()].iter().copied().eq(wanted) {
+                    return false;
+                }
+                let places = place as u32..(place + tile.len()) as u32;
+                groups.take(&base, places.clone().zip(places), abstentions);
+            } else {
+                if !ranks.find_next(wanted, &mut next, slots) {
+                    return false;
+                }
+                let places = (place as u32..).zip(slots[place..].iter().copied());
+                groups.take(&base, places, abstentions);
+            }
+        }
+        true
+    }
+
     /// Takes the `accepted` rows of one window; there is at least one.
     pub fn update(
         &mut self,
@@ -85,43 +136,53 @@ impl JobScore {
         next_id: &mut u64,
         update: &mut Update,
     ) {
+        let mut work = std::mem::take(&mut self.work);
+        let Work { groups, slots, .. } = &mut work;
+        let ranks = &mut self.ranks;
+        ranks.find(&accepted.ranks, slots);
+        if slots.contains(&u32::MAX) {
+            ranks.add(&accepted.ranks);
+            ranks.find(&accepted.ranks, slots);
+        }
+        groups.take_all(rows, accepted, slots, ranks, false, &mut update.abstentions);
         let first = &rows[accepted.places[0] as usize];
+        self.judge(rows, first, &mut work, config, next_id, update);
+        self.work = work;
+    }
+
+    /// Judges the rows that were taken; `first` is the first that was accepted.
+    fn judge(
+        &mut self,
+        rows: &[RankWindow],
+        first: &RankWindow,
+        work: &mut Work,
+        config: &Config,
+        next_id: &mut u64,
+        update: &mut Update,
+    ) {
         self.window = Some(first.window);
         self.recent.insert(0, (first.window, first.start_time_ns()));
         self.recent.truncate(RECENT);
-        let mut work = std::mem::take(&mut self.work);
-        self.place_ranks(accepted, &mut work.slots);
-        let Work { groups, slots, .. } = &mut work;
-        let known = &mut self.ranks;
-        groups.select(rows, accepted, slots, &mut update.abstentions, |member, row| {
-            let place = &mut member.place;
-            let slot = place.slot as usize;
-            place.anew = known.identities[slot].renew(key(row), row);
-            if !place.anew {
-                let Entry { proven, open, named, .. } = known.entries[slot];
-                (place.proven, place.open, place.named) = (proven, open, named);
-                member.excess = member.value - known.scores.usual(slot);
-            }
-            true
-        });
-        groups.arrange();
-        self.look_back(rows, &mut work, update);
+        self.ranks.see(&work.slots);
+        self.ranks.identities.renew(rows, &mut work.groups.members);
+        work.groups.arrange();
+        self.look_back(rows, work, update);
         let ranks = work.groups.members.len().max(1);
         if work.limit.0 != ranks {
             let rate = config.false_alarms_per_million * WINDOWS_SHARE;
             let with_level = scan_limit(rate * LEVEL_ODDS, ranks);
             work.limit = (ranks, scan_limit(rate, ranks), with_level);
         }
-        self.judge_ranks(rows, &mut work, config, next_id, update);
-        self.judge_job(rows, &mut work, config, next_id);
-        self.judge_network(rows, &mut work, config, next_id);
+        self.judge_ranks(rows, work, config, next_id, update);
+        self.judge_job(rows, work, config, next_id);
+        self.judge_network(rows, work, config, next_id);
         let stragglers = self.stragglers();
         compare(&mut self.compared, &work.groups, rows, &stragglers, config, next_id);
-        self.show(&mut work, update);
-        if accepted.places.len() < self.ranks.numbers.len() {
+        let all = work.slots.is_empty() || work.slots.len() == self.ranks.numbers.len();
+        self.show(work, update);
+        if !all {
             self.ranks.forget_missing(MISSING_WINDOWS);
         }
-        self.work = work;
     }
 
     /// Takes the `accepted` rows of a tenth of a window; there is at least one.
@@ -137,9 +198,7 @@ impl JobScore {
         let mut work = std::mem::take(&mut self.work);
         let (groups, slots) = (&mut work.groups, &mut work.slots);
         self.ranks.find(&accepted.ranks, slots);
-        groups.select(rows, accepted, slots, &mut Vec::new(), |member, row| {
-            fast::look_back(member, row, &self.ranks)
-        });
+        groups.take_all(rows, accepted, slots, &self.ranks, true, &mut Vec::new());
         if !groups.members.is_empty() {
             groups.arrange();
             groups.set_references();
@@ -150,24 +209,10 @@ impl JobScore {
             }
             let limit = work.fast_limit.1;
             let base = fast::Base { rows, recent: &self.recent, config, limit };
-            self.fast.judge(&mut self.ranks, groups, &base, next_id, &mut work.values);
+            self.fast.judge(&mut self.ranks, groups, &base, next_id);
         }
         self.show(&mut work, update);
         self.work = work;
-    }
-
-    /// Finds or makes the ranks of the rows.
-    fn place_ranks(&mut self, accepted: &Accepted, slots: &mut Vec<u32>) {
-        let ranks = &mut self.ranks;
-        ranks.clock = ranks.clock.wrapping_add(1);
-        ranks.find(&accepted.ranks, slots);
-        if slots.contains(&u32::MAX) {
-            ranks.add(&accepted.ranks);
-            ranks.find(&accepted.ranks, slots);
-        }
-        for slot in slots.iter() {
-            ranks.seen[*slot as usize] = ranks.clock;
-        }
     }
 
     /// Forgets the past that does not count any more, and adds up what is known of the noise.
@@ -176,24 +221,9 @@ impl JobScore {
         let mut prior = Prior::of_job(groups.stated_error());
         work.pasts.clear();
         for group in &groups.groups {
-            let mut past = Past { sums: Sums::default(), moved: 0, host: false };
-            groups.of(group).for_each(|number| {
-                let place = &groups.members.places[number];
-                if place.anew {
-                    self.ranks.change(place.slot, |one| one.renew(&mut update.findings));
-                }
-                let slot = place.slot as usize;
-                if place.named {
-                    let (entry, window) =
-                        (&self.ranks.entries[slot], rows[place.row as usize].window);
-                    let moved = self.ranks.cases[slot].has_moved(entry, window, RECENT as u64);
-                    past.moved += u32::from(moved);
-                }
-                past.host |= place.host;
-                let spread = self.ranks.scores.spread(slot);
-                past.sums.add(&spread);
-                prior.add(&spread);
-            });
+            let (ranks, farewells) = (&mut self.ranks, &mut update.findings);
+            let mut past = Past::of(groups, group, rows, RECENT as u64, ranks, farewells);
+            past.add(groups, group, &ranks.scores, &mut prior);
             work.pasts.push(past);
         }
         work.prior = prior;
@@ -214,17 +244,13 @@ impl JobScore {
         noises.clear();
         terms.clear();
         for (group, past) in groups.groups.iter().zip(&work.pasts) {
-            let scores = &self.ranks.scores;
-            let slots = groups.of(group).map(|number| groups.members.places[number].slot as usize);
-            let owns = slots.map(|slot| scores.spread(slot).own());
-            let floor = if past.host { HOST_FLOOR } else { DEVICE_FLOOR };
-            let noise = Noise::of(&past.sums, owns, floor, work.prior);
+            let noise = past.noise(groups, group, &self.ranks.scores, work.prior);
             self.fast.window_variance = self.fast.window_variance.max(noise.variance);
-            terms.push(quiet::terms(group, groups.healthy(group), &noise, limit));
+            terms.push(lanes::terms(group, groups.healthy(group), &noise, limit));
             noises.push(noise);
         }
         let scores = &mut self.ranks.scores;
-        quiet::judge_quiet(scores, &groups.members, terms, history, rest);
+        judge_quiet(scores, &groups.members, terms, history, &mut work.widths, rest);
         if groups.groups.len() > 1 {
             // Stable: by rank within a group.
             rest.sort_by_key(|number| groups.members.places[*number as usize].group);
@@ -251,13 +277,12 @@ impl JobScore {
             };
             for number in numbers {
                 let (member, reference) = groups.member(*number as usize);
-                let beside = (context.around.peers >= MIN_PEERS)
-                    .then(|| groups.beside(&member, &mut work.values));
+                let beside = (context.around.peers >= MIN_PEERS).then(|| groups.beside(&member));
                 let changes = &mut rank::Work { widths: &mut work.widths, next_id };
                 let row = &rows[member.place.row as usize];
                 let reason = self.ranks.change(member.place.slot, |one| {
                     let reason = one.judge(&member, reference, rows, beside, &context, changes);
-                    if one.entry.open {
+                    if one.flags.has(Flags::OPEN) {
                         one.cases.tell_work(groups.work(place, rows, row));
                     }
                     reason
@@ -284,11 +309,7 @@ impl JobScore {
             self.key = key;
             self.wide.reset();
         }
-        let count = groups.everybody.len();
-        if count < 2 {
-            return;
-        }
-        let value = Middle::around(&mut groups.everybody, (count - 1) / 4).at;
+        let Some(value) = groups.fastest_quarter() else { return };
         let row = &rows[groups.first().row as usize];
         let whole = Whole {
             kind: Kind::JobWide,
@@ -302,9 +323,7 @@ impl JobScore {
         self.wide.judge(value, &whole, &mut work.widths, next_id);
         if self.wide.case.is_some() {
             let unit = if row.flags & flag::STEPS_NOT_INFERRED == 0 { 1.0 } else { row.wall };
-            work.values.clear();
-            work.values.extend(&work.groups.members.values);
-            let own = Middle::of(&mut work.values).median().exp() * unit;
+            let own = work.groups.median().exp() * unit;
             self.wide.show(value, own, &whole);
         }
     }
@@ -318,10 +337,7 @@ impl JobScore {
         next_id: &mut u64,
     ) {
         let groups = &mut work.groups;
-        if groups.transfers.len() < 2 {
-            return;
-        }
-        let comm = Middle::of(&mut groups.transfers).median();
+        let Some(comm) = groups.usual_transfer() else { return };
         let value = comm.ln();
         let whole = Whole {
             kind: Kind::Network,
@@ -342,7 +358,7 @@ impl JobScore {
             let case = self.ranks.cases[slot].case.as_ref().filter(|case| case.is_proven())?;
             let finding = case.finding.as_ref()?;
             let extra_ns = finding.own_ns - finding.peers_own_ns;
-            Some(Straggler { signature: self.ranks.identities[slot].key.0, extra_ns })
+            Some(Straggler { signature: self.ranks.identities.get(slot).key.0, extra_ns })
         };
         self.ranks.open().filter_map(straggler).collect()
     }

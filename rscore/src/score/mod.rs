@@ -17,14 +17,21 @@ mod estimate;
 mod fast;
 mod finding;
 mod groups;
+mod identities;
 mod inherit;
 mod job;
+mod lanes;
 mod members;
+mod middle;
+mod past;
+mod pool;
 mod quiet;
 mod rank;
 mod ranks;
+mod rescan;
 mod rows;
 mod scan;
+mod select;
 mod series;
 mod state;
 mod vector;
@@ -278,7 +285,7 @@ impl Scorer {
     #[must_use]
     pub fn ends(&self, job: u64) -> Option<Ends> {
         let job = self.jobs.get(&job)?;
-        let step = job.ranks.identities.iter().map(|one| one.last_step).max().unwrap_or_default();
+        let step = job.ranks.identities.last_steps.iter().copied().max().unwrap_or_default();
         Some(Ends { window: job.window?, tenth: job.fast.last, step })
     }
 
@@ -295,6 +302,12 @@ impl Scorer {
     fn update_job(&mut self, rows: &[RankWindow], update: &mut Update) {
         let Some(first) = rows.first() else { return };
         self.calls += 1;
+        if let Some(job) = self.jobs.get_mut(&first.job) {
+            if job.update_at_once(rows, &self.config, &mut self.next_id, update) {
+                job.last_call = self.calls;
+                return;
+            }
+        }
         let known = self.jobs.get(&first.job);
         let (last, tenth) = (known.and_then(|job| job.window), known.and_then(|job| job.fast.last));
         self.accepted.choose(rows, last, tenth);

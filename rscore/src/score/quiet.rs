@@ -1,48 +1,20 @@
 //! A window that says nothing of a rank of which nothing was said before, eight ranks at a time:
 //! what `One::judge` does then, operation for operation, without branches.
 
-use super::block::{column, Block, Scores, Spreads, Wide, WIDE};
-use super::estimate::{Middle, GROSS, RUN};
-use super::groups::{Group, SMALL_GROUP};
+use super::block::{Block, Scores, Spreads, Values, Wide, WIDE};
+use super::estimate::RUN;
+use super::lanes::{Lanes, Terms};
 use super::members::Members;
-use super::rank::{FASTER, GROSS_ENDS, HIGH_LEAST, HIGH_SIGMAS, TRUSTED};
-use super::scan::{Ceiling, LEAST_PAST, SUSPECT_SHARE};
-use super::series::{Noise, DIFFERENCES, JUMP, LIKE_PEERS, MOST, NOISE_KEEP, OWN_MOST};
+use super::rank::{FASTER, HIGH_LEAST, HIGH_SIGMAS, TRUSTED};
+use super::rescan::Pushed;
+use super::scan::{Ceiling, Widths, LEAST_PAST};
+use super::series::{DIFFERENCES, JUMP, LIKE_PEERS, MOST, NOISE_KEEP, OWN_MOST};
 #[cfg(target_arch = "x86_64")]
 use super::vector::avx::Four;
 use super::vector::Vector;
 
-/// Of a group: `below`, `at`, `above` of what references are taken of, and whether their number is
-/// odd (1 or 0); the same of the values; noise; the level below which one is natural; what a scan
-/// must reach to be looked at, in standard deviations.
-pub(super) type Terms = [f64; 13];
-
-/// Of a group in which each rank is judged by itself.
-const ONE_BY_ONE: Terms = [f64::NAN; 13];
-
-/// `healthy`: what the reference of a known member is taken of, with more than that member;
-/// `limit`: of a scan.
-pub(super) fn terms(group: &Group, healthy: Option<Middle>, noise: &Noise, limit: f64) -> Terms {
-    let Some(healthy) = healthy else { return ONE_BY_ONE };
-    let middle = |m: Middle| (m.below, m.at, m.above, (m.count % 2) as f64);
-    let (a, b, c, d) = middle(healthy);
-    let (e, f, g, h) = middle(group.middle);
-    // Each member of a small group has a limit of its own, of GROSS at least.
-    let limit_of_level = if group.len() > SMALL_GROUP { group.level_limit } else { GROSS };
-    let (natural, threshold) = (GROSS_ENDS * limit_of_level, SUSPECT_SHARE * limit);
-    let (i, j, k) = (noise.differences, noise.variance, noise.alike);
-    [a, b, c, d, e, f, g, h, i, j, k, natural, threshold * noise.long_run()]
-}
-
-/// What eight ranks bring to a window; an excess of NaN where one is not to be judged here.
-struct Lanes {
-    value: Wide<f64>,
-    excess: Wide<f64>,
-    stated: Wide<f64>,
-    terms: [Wide<f64>; 13],
-    /// Whose terms these are.
-    groups: Wide<u32>,
-}
+/// Blocks ahead of which memory is asked for.
+const AHEAD: usize = 3;
 
 /// One window of every rank that stays quiet; `members` are in the order of their slots. The
 /// numbers of the other members are left in `rest`.
@@ -51,14 +23,15 @@ pub(super) fn judge_quiet(
     members: &Members,
     terms: &[Terms],
     history: u32,
+    widths: &mut Widths,
     rest: &mut Vec<u32>,
 ) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx") {
         // SAFETY: the processor has AVX.
-        return unsafe { with_avx(scores, members, terms, history, rest) };
+        return unsafe { with_avx(scores, members, terms, history, widths, rest) };
     }
-    judge_with::<f64>(scores, members, terms, history, rest);
+    judge_with::<f64>(scores, members, terms, history, widths, rest);
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -68,9 +41,10 @@ unsafe fn with_avx(
     members: &Members,
     terms: &[Terms],
     history: u32,
+    widths: &mut Widths,
     rest: &mut Vec<u32>,
 ) {
-    judge_with::<Four>(scores, members, terms, history, rest);
+    judge_with::<Four>(scores, members, terms, history, widths, rest);
 }
 
 #[inline(always)]
@@ -79,37 +53,21 @@ fn judge_with<V: Vector>(
     members: &Members,
     terms: &[Terms],
     history: u32,
+    widths: &mut Widths,
     rest: &mut Vec<u32>,
 ) {
     rest.clear();
-    let wide = [0.0; WIDE];
-    let groups = [u32::MAX; WIDE];
-    let mut lanes = Lanes { value: wide, excess: wide, stated: wide, terms: [wide; 13], groups };
-    let mut number = 0;
+    let (mut lanes, mut first) = (Lanes::new(), 0);
     for place in 0..scores.blocks.len() {
-        let first = number;
-        lanes.excess = [f64::NAN; WIDE];
-        while let Some(one) = members.places.get(number) {
-            let slot = one.slot as usize;
-            if slot / WIDE != place {
-                break;
-            }
-            let lane = slot % WIDE;
-            if lanes.groups[lane] != one.group {
-                lanes.groups[lane] = one.group;
-                let of_group = &terms[one.group as usize];
-                lanes.terms.iter_mut().zip(of_group).for_each(|(wide, one)| wide[lane] = *one);
-            }
-            lanes.value[lane] = members.values[number];
-            lanes.stated[lane] = members.stated[number];
-            lanes.excess[lane] = if one.open { f64::NAN } else { members.excesses[number] };
-            number += 1;
-        }
-        let quiet = judge_block::<V>(scores, place, &lanes, history);
-        if quiet.count_ones() as usize == number - first {
+        scores.fetch(place + AHEAD, scores.blocks[place].newest[0]);
+        let number = first;
+        let count = lanes.fill(members, terms, place, first);
+        first += count;
+        let quiet = judge_block::<V>(scores, place, &lanes, history, widths);
+        if quiet.count_ones() as usize == count {
             continue;
         }
-        for (number, one) in (first..).zip(&members.places[first..number]) {
+        for (number, one) in (number..).zip(&members.places[number..first]) {
             if quiet >> (one.slot as usize % WIDE) & 1 == 0 {
                 rest.push(number as u32);
             }
@@ -129,26 +87,31 @@ fn median_without<V: Vector>(middle: [V; 4], value: V) -> V {
 /// Which of the eight were quiet, a bit for each. Of the others only the window is counted. A
 /// figure that is no number makes a rank one of the others: every comparison with it is false.
 #[inline(always)]
-fn judge_block<V: Vector>(scores: &mut Scores, place: usize, lanes: &Lanes, history: u32) -> u32 {
+fn judge_block<V: Vector>(
+    scores: &mut Scores,
+    place: usize,
+    lanes: &Lanes,
+    history: u32,
+    widths: &mut Widths,
+) -> u32 {
     let wide = [0.0; WIDE];
     let (mut last, mut second, mut oldest, mut pushed) = (wide, wide, wide, wide);
     let (mut known, mut length, mut past_count) = (wide, wide, wide);
-    let (block, columns) = (&mut scores.blocks[place], &mut scores.columns);
+    let (block, kept) = (&mut scores.blocks[place], &mut scores.values[place]);
     for (values, window) in [(&mut last, 0), (&mut second, 1), (&mut oldest, RUN - 1)] {
-        // Nearly always it is one column.
-        let all = columns[column(block.newest[0], window)][place];
-        *values = all.map(f64::from);
-        for lane in 1..WIDE {
+        // Nearly always it is one row.
+        *values = kept.of(block.newest[0], window).map(f64::from);
+        for (lane, value) in values.iter_mut().enumerate() {
             if block.newest[lane] != block.newest[0] {
-                let value = columns[column(block.newest[lane], window)][place][lane];
-                values[lane] = f64::from(value);
+                *value = f64::from(kept.of(block.newest[lane], window)[lane]);
             }
         }
     }
     for lane in 0..WIDE {
-        known[lane] = f64::from(block.known[lane]);
+        // As i32, which they fit: registers of four convert those.
+        known[lane] = f64::from(block.known[lane] as i32);
         length[lane] = f64::from(block.length[lane]);
-        past_count[lane] = f64::from(block.past_count[lane]);
+        past_count[lane] = f64::from(block.past_count[lane] as i32);
     }
     let mut quiet = 0;
     for lane in (0..WIDE).step_by(V::LANES) {
@@ -162,14 +125,14 @@ fn judge_block<V: Vector>(scores: &mut Scores, place: usize, lanes: &Lanes, hist
             history: V::splat(f64::from(history)),
         };
         let (usual, spreads) = (&mut scores.usual[place], &mut scores.spreads[place]);
-        let (ok, newest) = judge_lanes(block, usual, spreads, lanes, lane, window);
+        let (ok, newest) = judge_lanes(block, usual, spreads, kept, lanes, lane, window, widths);
         newest.write(&mut pushed, lane);
         quiet |= ok << lane;
     }
     if quiet == ALL && block.newest == [block.newest[0]; WIDE] && block.length == [RUN as u8; WIDE]
     {
         let newest = (block.newest[0] + 1) % RUN as u8;
-        columns[usize::from(newest)][place] = pushed.map(|value| value as f32);
+        kept.0[usize::from(newest)] = pushed.map(|value| value as f32);
         block.newest = [newest; WIDE];
         block.known = block.known.map(|known| (known + 1).min(history));
         block.past_count = block.past_count.map(|count| count.saturating_add(1).min(history));
@@ -178,14 +141,14 @@ fn judge_block<V: Vector>(scores: &mut Scores, place: usize, lanes: &Lanes, hist
         block.gross = [0; WIDE];
         return quiet;
     }
-    for lane in 0..WIDE {
+    for (lane, pushed) in pushed.into_iter().enumerate() {
         let ok = quiet >> lane & 1;
         block.present[lane] = block.present[lane] << 1 | u64::from(ok);
         if ok == 0 {
             continue;
         }
         let newest = (block.newest[lane] + 1) % RUN as u8;
-        columns[usize::from(newest)][place][lane] = pushed[lane] as f32;
+        kept.0[usize::from(newest)][lane] = pushed as f32;
         block.newest[lane] = newest;
         if usize::from(block.length[lane]) == RUN {
             block.known[lane] = (block.known[lane] + 1).min(history);
@@ -215,13 +178,16 @@ struct Counted<V> {
 
 /// Those from `lane` on: which were quiet, and the values that are to be kept of them.
 #[inline(always)]
+#[allow(clippy::too_many_arguments)]
 fn judge_lanes<V: Vector>(
     block: &mut Block,
     usual: &mut Wide<f64>,
     spreads: &mut Spreads,
+    kept: &Values,
     lanes: &Lanes,
     lane: usize,
     window: Counted<V>,
+    widths: &mut Widths,
 ) -> (u32, V) {
     let Counted { last, second, oldest, known, length, past_count, history } = window;
     let (zero, one, two) = (V::splat(0.0), V::splat(1.0), V::splat(2.0));
@@ -288,7 +254,23 @@ fn judge_lanes<V: Vector>(
         Ceiling { slope: V::read(&block.slope, lane), height: V::read(&block.height, lane) };
     let ceiling = ceiling.push(newest);
     ok = ok & one.up_to(longest);
-    ok = ok & ceiling.is_below(threshold * deviation, center, count, longest);
+    let threshold = threshold * deviation;
+    let below = ok & ceiling.is_below(threshold, center, count, longest);
+    let mut height = ceiling.height;
+    let unsure = V::bits(ok) & !V::bits(below);
+    ok = below;
+    if unsure != 0 {
+        let mut all = Pushed::default();
+        newest.write(&mut all.newest, lane);
+        known.write(&mut all.known, lane);
+        length.write(&mut all.length, lane);
+        center.write(&mut all.center, lane);
+        threshold.write(&mut all.threshold, lane);
+        height.write(&mut all.height, lane);
+        let calm = all.rescan(unsure << lane, block, kept, widths);
+        ok = V::mask(V::bits(ok) | calm >> lane);
+        height = V::read(&all.height, lane);
+    }
 
     let past = V::read(&block.past, lane);
     let past = past + one / (past_count + one).min(history) * (value - past);
@@ -302,14 +284,14 @@ fn judge_lanes<V: Vector>(
     put(&mut block.total, total);
     put(&mut block.past, past);
     put(usual, center);
-    put(&mut block.height, ceiling.height);
+    put(&mut block.height, height);
     (V::bits(ok), newest)
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::block::RankScore;
-    use super::super::members::{Member, Place};
+    use super::super::members::{Flags, Place};
     use super::super::series::Spread;
     use super::*;
 
@@ -324,7 +306,7 @@ mod tests {
 
     #[test]
     fn wide_registers_change_no_bit() {
-        let (ranks, mut seed) = (21, 5);
+        let (ranks, mut seed, mut widths) = (21, 5, Widths::default());
         let mut wide = Scores::default();
         wide.resize(ranks);
         for slot in 0..ranks {
@@ -349,12 +331,15 @@ mod tests {
                 let excess = noise(&mut seed) + if seed % 50 == 0 { 0.05 } else { 0.0 };
                 let stated = if seed % 3 == 0 { 0.01 } else { 0.0 };
                 let place = Place { slot: slot as u32, ..Place::default() };
-                let (own, value, others) = (1.0, 18.0 + excess, 9);
-                members.push(&Member { place, own, stated, value, excess, others });
+                members.places.push(place);
+                members.flags.push(Flags::default());
+                members.stated.push(stated);
+                members.values.push(18.0 + excess);
+                members.excesses.push(excess);
             }
             let (mut rest, mut rest_of_plain) = (Vec::new(), Vec::new());
-            judge_quiet(&mut wide, &members, &terms, 40, &mut rest);
-            judge_with::<f64>(&mut plain, &members, &terms, 40, &mut rest_of_plain);
+            judge_quiet(&mut wide, &members, &terms, 40, &mut widths, &mut rest);
+            judge_with::<f64>(&mut plain, &members, &terms, 40, &mut widths, &mut rest_of_plain);
             assert_eq!(format!("{wide:?}"), format!("{plain:?}"));
             assert_eq!(rest, rest_of_plain);
             for slot in rest.iter().map(|number| members.places[*number as usize].slot as usize) {

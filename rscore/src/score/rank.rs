@@ -4,7 +4,7 @@ use super::case::{suspect, Case, Evidence, How, MEMORY};
 use super::estimate::RUN;
 use super::finding::{finding, of_rank, straggler};
 use super::groups::MIN_PEERS;
-use super::members::Member;
+use super::members::{Flags, Member};
 use super::ranks::One;
 use super::scan::{scan, Ceiling, Change, Test, Widths, LEAST_PAST};
 use super::series::{Noise, Series, Spread};
@@ -135,7 +135,11 @@ impl One<'_> {
             false => 1.0,
         };
         let error = deviation.max(stated);
-        let least = if member.place.host { context.least.max(HOST_LEAST) } else { context.least };
+        let least = if member.flags.has(Flags::HOST) {
+            context.least.max(HOST_LEAST)
+        } else {
+            context.least
+        };
         if !member.is_known() {
             self.score.series.anchor = member.value - reference;
         }
@@ -146,7 +150,7 @@ impl One<'_> {
         let beside = beside.unwrap_or(Beside::NOBODY);
         let row = &rows[member.place.row as usize];
         let mut window = Window { member, row, beside, error, least, excess: 0.0, high: false };
-        if self.entry.proven {
+        if self.flags.has(Flags::PROVEN) {
             self.follow(&window, shown, trust, deviation, context);
             return None;
         }
@@ -178,7 +182,7 @@ impl One<'_> {
         self.score.learn_past(member.value, config.history_windows);
         let mut weak = false;
         let quiet = change.evidence < Evidence::Weak && self.score.gross == 0;
-        if quiet && !high && !self.entry.open {
+        if quiet && !high && !self.flags.has(Flags::OPEN) {
             // Nothing is said of the rank, and nothing was.
             self.score.usual = self.score.series.anchor + center;
         } else {

@@ -6,30 +6,9 @@ use std::ops::{Deref, DerefMut};
 
 use super::block::{RankScore, Scores};
 use super::case::Case;
-use super::groups::Key;
+use super::identities::Identities;
+use super::members::Flags;
 use super::{Finding, State};
-use crate::window::RankWindow;
-
-/// Who a rank is.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Identity {
-    pub key: Key,
-    pub last_step: u64,
-    pub world_size: u32,
-}
-
-/// What is said of a rank.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Entry {
-    /// Excursion of the last tenth of a window (ln), 0 when there was none.
-    pub fast: f64,
-    /// Whether there is a finding; whether the rank is confirmed to be slow; that, or now and
-    /// then; whether it ever was.
-    pub open: bool,
-    pub proven: bool,
-    pub slow: bool,
-    pub named: bool,
-}
 
 /// What only a rank that is or was slow has.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -80,8 +59,11 @@ pub(super) struct Ranks {
     pub numbers: Vec<u32>,
     /// The job's clock at the last row of each.
     pub seen: Vec<u32>,
-    pub identities: Vec<Identity>,
-    pub entries: Vec<Entry>,
+    pub identities: Identities,
+    /// What is said of each.
+    pub flags: Vec<Flags>,
+    /// Excursion of the last tenth of a window (ln), 0 when there was none.
+    pub fast: Vec<f64>,
     pub scores: Scores,
     pub cases: Vec<Seldom>,
     /// Slots of those with a finding.
@@ -93,21 +75,11 @@ pub(super) struct Ranks {
 /// One rank, to be changed.
 pub(super) struct One<'a> {
     pub slot: u32,
-    pub entry: &'a mut Entry,
+    pub flags: &'a mut Flags,
+    pub fast: &'a mut f64,
     pub score: RankScore,
     pub cases: &'a mut Seldom,
     open: &'a mut BTreeSet<u32>,
-}
-
-impl Identity {
-    /// Takes over who the rank is now. True when it has no past any more: another peer group,
-    /// another size of job, or a process that was started anew.
-    pub fn renew(&mut self, key: Key, row: &RankWindow) -> bool {
-        let same = self.key == key && self.world_size == row.world_size;
-        let anew = !same || row.first_step < self.last_step;
-        *self = Identity { key, last_step: row.last_step, world_size: row.world_size };
-        anew
-    }
 }
 
 impl Cases {
@@ -116,8 +88,9 @@ impl Cases {
     }
 
     /// Whether it was slow within the `recent` windows before `window`, and is not now.
-    pub fn has_moved(&self, entry: &Entry, window: u64, recent: u64) -> bool {
-        self.named > 0 && window.saturating_sub(self.named - 1) < recent && !entry.slow
+    pub fn has_moved(&self, window: u64, recent: u64) -> bool {
+        let slow = self.is_proven() || self.sometimes.is_some();
+        self.named > 0 && window.saturating_sub(self.named - 1) < recent && !slow
     }
 
     /// The work that the job gives the rank, over its peers'; for its findings.
@@ -138,10 +111,11 @@ impl One<'_> {
             farewells.extend(case.finding.map(|f| Finding { state: State::Cleared, ..f }));
         }
         self.open.remove(&self.slot);
-        (*self.entry, self.score) = (Entry::default(), RankScore::default());
+        (*self.flags, *self.fast) = (Flags::default(), 0.0);
+        self.score = RankScore::default();
     }
 
-    /// Writes into the entry what the rest says.
+    /// Writes into the flags what the rest says.
     pub fn tell(&mut self) {
         let (series, cases) = (&self.score.series, &**self.cases);
         self.score.usual = match &cases.case {
@@ -149,11 +123,12 @@ impl One<'_> {
             _ if series.count() == 0 => f64::NAN,
             _ => series.anchor + series.center(),
         };
-        self.entry.proven = cases.is_proven();
-        self.entry.slow = self.entry.proven || cases.sometimes.is_some();
-        self.entry.named = cases.named > 0;
         let open = cases.case.is_some() || cases.sometimes.is_some();
-        if std::mem::replace(&mut self.entry.open, open) == open {
+        let was_open = self.flags.has(Flags::OPEN);
+        *self.flags = Flags::PROVEN.when(cases.is_proven())
+            | Flags::OPEN.when(open)
+            | Flags::NAMED.when(cases.named > 0);
+        if open == was_open {
             return;
         }
         if open {
@@ -170,7 +145,8 @@ impl Ranks {
         let place = slot as usize;
         let mut one = One {
             slot,
-            entry: &mut self.entries[place],
+            flags: &mut self.flags[place],
+            fast: &mut self.fast[place],
             score: self.scores.load(place),
             cases: &mut self.cases[place],
             open: &mut self.open,
@@ -194,8 +170,9 @@ impl Ranks {
     pub fn reserve(&mut self, more: usize) {
         self.numbers.reserve_exact(more);
         self.seen.reserve_exact(more);
-        self.identities.reserve_exact(more);
-        self.entries.reserve_exact(more);
+        self.identities.reserve(more);
+        self.flags.reserve_exact(more);
+        self.fast.reserve_exact(more);
         self.cases.reserve_exact(more);
         self.scores.reserve(self.numbers.len() + more);
     }
@@ -204,8 +181,9 @@ impl Ranks {
     pub fn push(&mut self, rank: u32) {
         self.numbers.push(rank);
         self.seen.push(self.clock);
-        self.identities.push(Identity::default());
-        self.entries.push(Entry::default());
+        self.identities.push();
+        self.flags.push(Flags::default());
+        self.fast.push(0.0);
         self.cases.push(Seldom::default());
         self.scores.resize(self.numbers.len());
     }
@@ -228,6 +206,37 @@ impl Ranks {
                 u32::MAX
             }
         }));
+    }
+
+    /// The same for some of them, from the place `next` on, which goes on: false, when one is not
+    /// known.
+    pub fn find_next(
+        &self,
+        wanted: impl Iterator<Item = u32>,
+        next: &mut usize,
+        slots: &mut Vec<u32>,
+    ) -> bool {
+        for rank in wanted {
+            while self.numbers.get(*next).is_some_and(|number| *number < rank) {
+                *next += 1;
+            }
+            if self.numbers.get(*next) != Some(&rank) {
+                return false;
+            }
+            slots.push(*next as u32);
+            *next += 1;
+        }
+        true
+    }
+
+    /// One window more, with rows of the ranks of these slots; of all ranks, where there are none.
+    pub fn see(&mut self, slots: &[u32]) {
+        self.clock = self.clock.wrapping_add(1);
+        if slots.is_empty() {
+            self.seen.fill(self.clock);
+        }
+        let (clock, seen) = (self.clock, &mut self.seen[..]);
+        slots.iter().for_each(|slot| seen[*slot as usize] = clock);
     }
 
     /// Makes the ranks that are not known yet.
@@ -260,8 +269,10 @@ impl Ranks {
         }
         pick(&mut self.numbers, order);
         pick(&mut self.seen, order);
-        pick(&mut self.identities, order);
-        pick(&mut self.entries, order);
+        pick(&mut self.identities.of, order);
+        pick(&mut self.identities.last_steps, order);
+        pick(&mut self.flags, order);
+        pick(&mut self.fast, order);
         pick(&mut self.cases, order);
         let old = std::mem::take(&mut self.scores);
         self.scores.reserve(order.len());
@@ -269,7 +280,7 @@ impl Ranks {
         for (slot, from) in order.iter().enumerate() {
             self.scores.store(slot, &old.load(*from as usize));
         }
-        let slots = (0..).zip(&self.entries).filter(|(_, entry)| entry.open);
+        let slots = (0..).zip(&self.flags).filter(|(_, flags)| flags.has(Flags::OPEN));
         self.open = slots.map(|(slot, _)| slot).collect();
     }
 }

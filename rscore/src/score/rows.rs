@@ -31,7 +31,10 @@ impl Accepted {
         places.clear();
         places.extend(0..rows.len() as u32);
         *steps = rows.first().map(|row| row.steps);
-        if rows.first().is_none_or(|row| fresh(row) && are_one_window(rows, ranks)) {
+        let Some(first) = rows.first() else { return };
+        if fresh(first) && OneWindow::of(first).goes_on(rows) {
+            ranks.clear();
+            ranks.extend(rows.iter().map(|row| row.rank));
             return;
         }
         *steps = None;
@@ -54,20 +57,32 @@ impl Accepted {
     }
 }
 
-/// Whether all rows are plausible, of one window, of as many steps, whole, and in the order of
-/// their ranks: as nearly always. One way through the rows; leaves their `ranks`.
-fn are_one_window(rows: &[RankWindow], ranks: &mut Vec<u32>) -> bool {
-    let first = &rows[0];
-    let (mut next, mut good) = (0, first.flags & flag::PARTIAL == 0 && first.steps > 0);
-    ranks.clear();
-    ranks.extend(rows.iter().map(|row| {
-        good &= plausible(row) & (row.window == first.window) & (row.steps == first.steps);
-        good &=
-            ((row.flags ^ first.flags) & (flag::TENTH | flag::PARTIAL) == 0) & (row.rank >= next);
-        next = row.rank.wrapping_add(1);
-        row.rank
-    }));
-    good
+/// Rows that are plausible, of one window, of as many steps, whole, and in the order of their
+/// ranks: as nearly always.
+pub(super) struct OneWindow<'a> {
+    first: &'a RankWindow,
+    /// The least rank that may come.
+    next: u32,
+}
+
+impl<'a> OneWindow<'a> {
+    pub fn of(first: &'a RankWindow) -> OneWindow<'a> {
+        OneWindow { first, next: 0 }
+    }
+
+    /// Whether it goes on with these rows.
+    pub fn goes_on(&mut self, rows: &[RankWindow]) -> bool {
+        let first = self.first;
+        let (mut next, mut good) = (self.next, first.flags & flag::PARTIAL == 0 && first.steps > 0);
+        for row in rows {
+            good &= plausible(row) & (row.window == first.window) & (row.steps == first.steps);
+            good &= ((row.flags ^ first.flags) & (flag::TENTH | flag::PARTIAL) == 0)
+                & (row.rank >= next);
+            next = row.rank.wrapping_add(1);
+        }
+        self.next = next;
+        good
+    }
 }
 
 /// The window that occurs most often, the first of several.
@@ -85,14 +100,13 @@ fn most_named(mut windows: Vec<(u32, u64)>) -> (u32, u64) {
 #[inline]
 fn plausible(row: &RankWindow) -> bool {
     // Comparisons with NaN are false, and infinities are above MAX. Without branches.
-    let positive = |value: f64| (value > 0.0) & (value <= f64::MAX);
     let not_negative = |value: f64| (0.0..=f64::MAX).contains(&value);
-    let times = positive(row.own)
+    let times = (row.own > 0.0)
         & (row.own >= row.wall * LEAST_SHARE)
         & (row.own <= row.wall * 1.001)
         & not_negative(row.wait)
         & not_negative(row.comm)
-        & (row.own_se.is_nan() | not_negative(row.own_se));
+        & !((row.own_se < 0.0) | (row.own_se > f64::MAX));
     let unknown = row.flags & flag::OWN_UNKNOWN != 0;
     let steps = (row.flags & flag::STEPS_NOT_INFERRED != 0) | (row.steps > 0);
     let rank = (row.rank < row.world_size) & (row.world_size <= MAX_WORLD);

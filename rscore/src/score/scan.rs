@@ -135,6 +135,13 @@ impl Widths {
     }
 }
 
+impl Series {
+    /// Windows of the longest run that a scan looks at.
+    fn longest_run(&self) -> usize {
+        (self.length as usize).min(self.count().saturating_sub(LEAST_PAST))
+    }
+}
+
 /// What a scan is held against.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Test {
@@ -204,18 +211,20 @@ fn largest(values: &Lanes<f64>) -> f64 {
     most.into_iter().fold(0.0, f64::max)
 }
 
-/// The run of newest windows that differs most from all before it.
+/// Of each run, the sum of its values and its deviate.
 ///
 /// A run of m windows after n others has the deviate (mean of m - mean of n) over
 /// sqrt(1 / m + 1 / n) standard deviations, which is (sum of m - m mean of all) over
-/// sqrt(m n / (m + n)); neighbours that resemble each other count as fewer. The newest window
-/// alone may be a suspicion.
+/// sqrt(m n / (m + n)); neighbours that resemble each other count as fewer.
 #[inline(always)]
-pub(super) fn scan(series: &Series, center: f64, test: &Test, widths: &mut Widths) -> Change {
-    let count = series.count();
-    let longest = (series.length as usize).min(count.saturating_sub(LEAST_PAST));
+fn deviates(
+    series: &Series,
+    center: f64,
+    longest: usize,
+    widths: &mut Widths,
+) -> (Lanes<f64>, Lanes<f64>) {
     let sums = prefix_sums(&series.values);
-    let inverse = widths.of(count, longest);
+    let inverse = widths.of(series.count(), longest);
     let mut deviates: Lanes<f64> = Lanes::default();
     for place in 0..CHAIN {
         for chain in 0..CHAINS {
@@ -223,6 +232,28 @@ pub(super) fn scan(series: &Series, center: f64, test: &Test, widths: &mut Width
             deviates[place][chain] = over * inverse[place][chain];
         }
     }
+    (sums, deviates)
+}
+
+/// The ceiling of a series in which `scan` finds no run that reaches `threshold`; none where it
+/// may find one.
+pub(super) fn ceiling_of_calm(
+    series: &Series,
+    center: f64,
+    threshold: f64,
+    widths: &mut Widths,
+) -> Option<Ceiling<f64>> {
+    let (_, deviates) = deviates(series, center, series.longest_run(), widths);
+    let calm = largest(&deviates) < threshold * DOWNWARD;
+    calm.then(|| Ceiling::of(series, center, threshold))
+}
+
+/// The run of newest windows that differs most from all before it. The newest window alone may be
+/// a suspicion.
+#[inline(always)]
+pub(super) fn scan(series: &Series, center: f64, test: &Test, widths: &mut Widths) -> Change {
+    let longest = series.longest_run();
+    let (sums, deviates) = deviates(series, center, longest, widths);
     if largest(&deviates) < test.threshold() {
         return Change::none(Evidence::Calm);
     }

@@ -51,11 +51,6 @@ impl Noise {
     pub fn long_run(&self) -> f64 {
         ((1.0 + self.correlation) / (1.0 - self.correlation)).sqrt()
     }
-
-    /// A series' own noise (`Spread::own`) over the group's.
-    fn ratio(&self, own: f64) -> f64 {
-        ratio(own, self.differences)
-    }
 }
 
 /// Chains that sums of a series are taken in, beside each other, and windows of each.
@@ -190,7 +185,8 @@ impl Spread {
     /// variance is a prior (scaled inverse chi-square) of `noise.alike` degrees.
     pub fn deviation(&self, noise: &Noise) -> (f64, f64) {
         let own = self.near_weight / DIFFERENCES;
-        let share = (noise.alike + own * noise.ratio(self.own())) / (noise.alike + own);
+        let share =
+            (noise.alike + own * ratio(self.own(), noise.differences)) / (noise.alike + own);
         ((noise.variance * share).sqrt(), (noise.alike + own).min(noise.degrees))
     }
 }
@@ -252,7 +248,9 @@ impl Prior {
     }
 }
 
-fn ratio(own: f64, differences: f64) -> f64 {
+/// A series' own noise (`Spread::own`) over its group's; 1 where nothing is known of it.
+#[inline(always)]
+pub(super) fn ratio(own: f64, differences: f64) -> f64 {
     match own.is_nan() {
         true => 1.0,
         false => (own / differences).min(OWN_MOST),
@@ -260,8 +258,13 @@ fn ratio(own: f64, differences: f64) -> f64 {
 }
 
 impl Noise {
-    /// Of a group: the sums of its members, and what each is by itself (`Spread::own`).
-    pub fn of(sums: &Sums, owns: impl Iterator<Item = f64>, floor: f64, prior: Prior) -> Noise {
+    /// Of a group: the sums of its members, and `likeness`, which is told `differences`.
+    pub fn of(
+        sums: &Sums,
+        floor: f64,
+        prior: Prior,
+        likeness: impl FnOnce(f64) -> Likeness,
+    ) -> Noise {
         let Sums { mut near, mut near_weight, far, far_weight } = *sums;
         // An AR(1) has lag-1 differences of (1 - rho) and lag-2 ones of (1 - rho^2) variances.
         let mut correlation = 0.0;
@@ -277,7 +280,7 @@ impl Noise {
         let variance = (differences / (1.0 - correlation)).max(floor * floor);
         let degrees = near_weight / DIFFERENCES;
         let believed = (RELATIVE * correlation + MARGIN / degrees.sqrt()).min(0.9);
-        let alike = likeness(owns, sums.near_weight, differences);
+        let alike = likeness(differences).degrees(sums.near_weight);
         Noise { differences, variance, correlation: believed, alike, degrees }
     }
 
@@ -285,23 +288,38 @@ impl Noise {
     pub fn of_one(spread: &Spread, floor: f64) -> Noise {
         let mut sums = Sums::default();
         sums.add(spread);
-        Noise::of(&sums, std::iter::once(spread.own()), floor, Prior::default())
+        Noise::of(&sums, floor, Prior::default(), |differences| {
+            let mut alone = Likeness::default();
+            alone.add(ratio(spread.own(), differences));
+            alone
+        })
     }
 }
 
-/// How alike the members' noise is, in degrees of freedom: what their variances differ beyond
-/// what the estimates themselves do (2 / degrees each).
-fn likeness(owns: impl Iterator<Item = f64>, weight: f64, differences: f64) -> f64 {
-    let (mut count, mut total, mut squares) = (0.0, 0.0, 0.0);
-    for own in owns {
-        let ratio = ratio(own, differences);
-        count += 1.0;
-        total += ratio;
-        squares += ratio * ratio;
+/// How alike the members' noise is: what their variances, over the group's, differ beyond what the
+/// estimates themselves do (2 / degrees each).
+#[derive(Default)]
+pub(super) struct Likeness {
+    count: f64,
+    total: f64,
+    squares: f64,
+}
+
+impl Likeness {
+    #[inline(always)]
+    pub fn add(&mut self, ratio: f64) {
+        self.count += 1.0;
+        self.total += ratio;
+        self.squares += ratio * ratio;
     }
-    let mean = total / count;
-    let differ = squares / count - mean * mean;
-    let extra = (differ - 2.0 * DIFFERENCES / f64::max(weight / count, 1.0)).max(0.0);
-    let between = (ALIKE_RANKS * (2.0 / ALIKE) + count * extra) / (ALIKE_RANKS + count);
-    (2.0 / between).clamp(8.0, 1000.0)
+
+    /// In degrees of freedom; `weight` is the sum of the members' `near_weight`.
+    fn degrees(&self, weight: f64) -> f64 {
+        let count = self.count;
+        let mean = self.total / count;
+        let differ = self.squares / count - mean * mean;
+        let extra = (differ - 2.0 * DIFFERENCES / f64::max(weight / count, 1.0)).max(0.0);
+        let between = (ALIKE_RANKS * (2.0 / ALIKE) + count * extra) / (ALIKE_RANKS + count);
+        (2.0 / between).clamp(8.0, 1000.0)
+    }
 }

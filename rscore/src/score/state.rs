@@ -5,8 +5,9 @@ use super::case::{Case, How};
 use super::compare::Compared;
 use super::estimate::RUN;
 use super::fast::FastScore;
+use super::identities::Identities;
 use super::job::JobScore;
-use super::ranks::{Identity, One};
+use super::ranks::One;
 use super::series::{Series, Spread};
 use super::whole::WholeScore;
 use super::{Basis, Finding, Kind, Scorer, State, MAX_JOBS};
@@ -203,7 +204,7 @@ fn pass_job(pass: &mut impl Pass, job: &mut JobScore) -> Result<(), String> {
         }
         let ranks = &mut job.ranks;
         pass.u32(&mut ranks.numbers[place])?;
-        pass_identity(pass, &mut ranks.identities[place])?;
+        pass_identity(pass, &mut ranks.identities, place)?;
         let mut missing = ranks.missing(place as u32);
         pass.u32(&mut missing)?;
         ranks.seen[place] = ranks.clock.wrapping_sub(missing);
@@ -230,16 +231,24 @@ fn pass_job(pass: &mut impl Pass, job: &mut JobScore) -> Result<(), String> {
     Ok(())
 }
 
-fn pass_identity(pass: &mut impl Pass, one: &mut Identity) -> Result<(), String> {
+fn pass_identity(
+    pass: &mut impl Pass,
+    identities: &mut Identities,
+    slot: usize,
+) -> Result<(), String> {
+    let mut one = *identities.get(slot);
     pass.u64(&mut one.key.0)?;
     pass.u32(&mut one.key.1)?;
     pass.u32(&mut one.key.2)?;
     pass.u32(&mut one.world_size)?;
-    pass.u64(&mut one.last_step)
+    if pass.reads() {
+        identities.set(slot, one);
+    }
+    pass.u64(&mut identities.last_steps[slot])
 }
 
 fn pass_rank(pass: &mut impl Pass, one: &mut One<'_>) -> Result<(), String> {
-    let One { entry, score, .. } = one;
+    let One { fast, score, .. } = one;
     let mut cases = one.cases.take();
     pass.u64(&mut score.present)?;
     pass.u32(&mut score.high)?;
@@ -248,7 +257,7 @@ fn pass_rank(pass: &mut impl Pass, one: &mut One<'_>) -> Result<(), String> {
     pass.u64(&mut cases.gross_since.1)?;
     pass.f64(&mut score.past)?;
     pass.u32(&mut score.past_count)?;
-    pass.f64(&mut entry.fast)?;
+    pass.f64(fast)?;
     pass.u64(&mut cases.fast_since.0)?;
     pass.u64(&mut cases.fast_since.1)?;
     pass.u64(&mut cases.named)?;

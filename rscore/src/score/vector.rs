@@ -27,6 +27,8 @@ pub(super) trait Vector:
     fn or(self, mask: Self::Mask, other: Self) -> Self;
     /// One bit for each, the first one's is the lowest.
     fn bits(mask: Self::Mask) -> u32;
+    /// The other way round.
+    fn mask(bits: u32) -> Self::Mask;
 
     #[inline(always)]
     fn min(self, other: Self) -> Self {
@@ -81,6 +83,10 @@ impl Vector for f64 {
     #[inline(always)]
     fn bits(mask: bool) -> u32 {
         u32::from(mask)
+    }
+    #[inline(always)]
+    fn mask(bits: u32) -> bool {
+        bits & 1 != 0
     }
 }
 
@@ -169,6 +175,13 @@ pub(super) mod avx {
         fn bits(mask: Mask) -> u32 {
             // SAFETY: there is AVX where there is a Four.
             unsafe { _mm256_movemask_pd(mask.0) as u32 }
+        }
+        #[inline(always)]
+        fn mask(bits: u32) -> Mask {
+            let one = |lane: u32| f64::from(bits >> lane & 1);
+            // SAFETY: there is AVX where a Mask is made.
+            let ones = Four(unsafe { _mm256_setr_pd(one(0), one(1), one(2), one(3)) });
+            Four::splat(0.5).below(ones)
         }
     }
 }
