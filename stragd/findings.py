@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from typing import NamedTuple, cast
 
@@ -10,6 +10,10 @@ from stragd.finding import Finding, State
 
 MAX_OPEN = 1000
 """Open findings kept; a node has tens of ranks, so more means that something else is wrong."""
+
+PATIENCE = 6
+"""Verdicts of another scorer in which a confirmed finding that it lacks stays open: it was handed
+none of the scores, and finds a slow rank anew in about four windows."""
 
 
 class Transition(NamedTuple):
@@ -30,6 +34,7 @@ class FindingStore:
         self._open: dict[tuple[int, int], Finding] = {}
         self._earlier: dict[tuple[int, int], str] = {}  # string ids from before a restart
         self._cleared: deque[Finding] = deque(maxlen=cleared_kept)
+        self._unmentioned: Counter[tuple[int, int]] = Counter()
         self.refused = 0
         """Findings that were not taken because MAX_OPEN were open."""
 
@@ -57,7 +62,8 @@ class FindingStore:
         """Take what the scorer says about one job now: all that is open, and what it cleared.
 
         An open finding that the scorer no longer mentions is cleared. ``takeover``: another scorer
-        may have spoken before; what it said about the same subject goes on under its own id.
+        may have spoken before; what it said about the same subject goes on under its own id, and
+        what it had confirmed stays for PATIENCE calls, in which this one may find it anew.
         """
         transitions: list[Transition] = []
         scored = list(scored)
@@ -67,6 +73,7 @@ class FindingStore:
         for scorer_id, new in scored:
             key = (job, scorer_id)
             mentioned.add(key)
+            self._unmentioned.pop(key, None)
             old = self._open.get(key)
             if old is None and new["state"] == "cleared":
                 continue
@@ -88,6 +95,10 @@ class FindingStore:
             elif old is None or old["state"] != new["state"]:
                 transitions.append(Transition(old["state"] if old else None, new, ""))
         for key in [k for k in self._open if k[0] == job and k not in mentioned]:
+            if takeover and self._open[key]["state"] != "suspect":
+                self._unmentioned[key] += 1
+                if self._unmentioned[key] <= PATIENCE:
+                    continue
             transitions.append(self._clear(key, "no longer scored", self._open[key]))
         return transitions
 
@@ -99,6 +110,7 @@ class FindingStore:
             old = before.pop(_about(new), None)
             if old is not None and (job, scorer_id) not in self._open:
                 self._open[job, scorer_id] = self._open.pop(old)
+                self._unmentioned.pop(old, None)
 
     def replace(self, key: tuple[int, int], finding: Finding) -> Finding | None:
         """Take a finding's new cause, in the same state; None where it is not open."""
@@ -116,6 +128,7 @@ class FindingStore:
 
     def _clear(self, key: tuple[int, int], reason: str, old: Finding | None) -> Transition:
         last = self._open.pop(key)
+        self._unmentioned.pop(key, None)
         finding = cast("Finding", {**last, "state": "cleared"})
         finding["evidence"] = [*last["evidence"], f"cleared: {reason}"]
         # A suspicion that came to nothing is no incident to look back at.

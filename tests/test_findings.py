@@ -11,7 +11,7 @@ import pytest
 
 from stragd import findings as findings_module
 from stragd.finding import build, class_speeds, describe, schema
-from stragd.findings import FindingStore
+from stragd.findings import PATIENCE, FindingStore
 from tests.pictures import finding, raw_finding
 
 
@@ -160,6 +160,29 @@ def test_finding_that_the_scorer_drops_is_cleared() -> None:
     assert gone.finding["state"] == "cleared"
     assert gone.reason
     assert len(store.open()) == 2
+
+
+def test_another_scorer_has_time_to_find_it_anew() -> None:
+    store = FindingStore()
+    (first,) = store.apply(1, [(7, finding(state="confirmed"))], takeover=True)
+    for _ in range(PATIENCE):
+        assert store.apply(1, [], takeover=True) == []
+    again = finding(state="suspect")
+    assert store.apply(1, [(1, again)], takeover=True) == []
+    assert [(one["id"], one["state"]) for one in store.open()] == [
+        (first.finding["id"], "confirmed")
+    ]
+    for _ in range(PATIENCE):
+        assert store.apply(1, [], takeover=True) == []
+    (gone,) = store.apply(1, [], takeover=True)
+    assert (gone.finding["state"], gone.reason) == ("cleared", "no longer scored")
+
+
+def test_a_suspicion_that_another_scorer_lacks_ends_at_once() -> None:
+    store = FindingStore()
+    store.apply(1, [(7, finding(state="suspect"))], takeover=True)
+    (gone,) = store.apply(1, [], takeover=True)
+    assert gone.finding["state"] == "cleared"
 
 
 def test_end_of_a_job_clears_its_findings_only() -> None:
