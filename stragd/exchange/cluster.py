@@ -39,6 +39,8 @@ STATE_BYTES_PER_SECOND = 2 << 20
 """The state of a large job is kept less often."""
 LONGEST_WAIT_SECONDS = 1.0
 """Between two of its states, beyond which a job's verdicts do not wait until one is kept."""
+IDLE_SECONDS = 1.0
+"""After a verdict, until the state of a large job is kept."""
 WAIT_LEASES = 4
 """The longest that a verdict waits for it."""
 WARNING_SECONDS = 60.0
@@ -89,6 +91,10 @@ class _Held:
     acknowledged: int = 0  # the last one that is kept
     unkept: int = 0  # windows that were scored since
     waiting: deque[_Waiting] = field(default_factory=deque)
+
+    def waits(self) -> bool:
+        """Whether its verdicts wait until a state is kept: not where that is large."""
+        return self.keep_every < LONGEST_WAIT_SECONDS
 
     def states(self) -> frozenset[tuple[int, str]]:
         """The findings that were told."""
@@ -191,7 +197,7 @@ class Cluster:
             while held.waiting and self._may_tell(held, held.waiting[0], now):
                 held.last, held.told = held.waiting.popleft().verdict, now
                 self._tell(job, held.last)
-            if held.unkept >= KEEP_WINDOWS and now - held.kept >= held.keep_every:
+            if held.waits() and held.unkept >= KEEP_WINDOWS:
                 self._keep(job, held, now)
         return news
 
@@ -199,7 +205,7 @@ class Cluster:
         """Who scores next must know every finding that a node is told of: that is kept first."""
         held.unkept += len(verdicts)
         known = held.waiting[-1].verdict.states() if held.waiting else held.states()
-        waits = held.keep_every < LONGEST_WAIT_SECONDS
+        waits = held.waits()
         if waits and any(verdict.states() != known for verdict in verdicts):
             self._keep(job, held, now)
         until = now + WAIT_LEASES * self._lease if waits else now
@@ -214,6 +220,10 @@ class Cluster:
         """Once a second: be heard where this node holds the role, ask for it where nobody does."""
         self._watch_problem(now)
         for job, held in self._held.items():
+            # What takes long is kept when nobody waits for a verdict.
+            due = held.unkept >= KEEP_WINDOWS and now - held.kept >= held.keep_every
+            if due and not held.waits() and now - held.told >= IDLE_SECONDS:
+                self._keep(job, held, now)
             if now - held.told >= self._lease / 3:
                 held.told = now
                 self._tell(job, held.last or _nothing_yet(job, self._sender.node, held.score))
