@@ -59,16 +59,17 @@ class Lineage:
         """A rank was found."""
         if self._ended.pop(job.key, None) is not None:
             self._forget(job.key)  # it begins again under its old name
-        past = self._find(job.key, identity)
-        before = self._before.get(job.key)
-        if before is None:
-            before = self._before[job.key] = Before()
-        if past is None or before.job not in (0, past.key):
-            return
-        before.job, before.name = past.key, past.name
-        if past.places.get(identity.rank) == _place(identity):
-            self._scorer.inherit(past.key, job.key, [identity.rank])
-            before.stayed.add(identity.rank)
+        before = self._before.setdefault(job.key, Before())
+        for past in self._pasts(job.key, identity):
+            if not before.name:
+                before.name = past.name
+            here = past.places.get(identity.rank) == _place(identity)
+            # A start that failed taught nothing: then it is the one before that.
+            if here and self._scorer.inherit(past.key, job.key, [identity.rank]):
+                if before.job in (0, past.key):
+                    before.job = past.key
+                    before.stayed.add(identity.rank)
+                return
 
     def before(self, job: int) -> Before:
         """What is known of a job's past."""
@@ -95,17 +96,16 @@ class Lineage:
         del self._ended[key]
         self._forget(key)
 
-    def _find(self, key: int, identity: Identity) -> _Past | None:
-        """The job with the same parent key that was started last before this one."""
-        pasts = [*self._ended.values(), *map(_past, self._table.jobs.values())]
-        found = None
-        for past in pasts:
-            if past is None or past.key == key or past.parent != identity.parent_key:
-                continue
-            least = found.restart_count if found is not None else -1
-            if least < past.restart_count < identity.restart_count:
-                found = past
-        return found
+    def _pasts(self, key: int, identity: Identity) -> list[_Past]:
+        """Jobs with the same parent key that were started before this one, the last one first."""
+        known = [*self._ended.values(), *map(_past, self._table.jobs.values())]
+        pasts = [
+            past
+            for past in known
+            if past is not None and past.key != key and past.parent == identity.parent_key
+            and past.restart_count < identity.restart_count
+        ]  # fmt: skip
+        return sorted(pasts, key=lambda past: -past.restart_count)
 
 
 def _past(job: Job) -> _Past | None:

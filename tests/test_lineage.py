@@ -35,10 +35,11 @@ class Inherited:
     def __init__(self) -> None:
         self.calls: list[tuple[int, int, list[int]]] = []
         self.forgotten: list[int] = []
+        self.empty: set[int] = set()
 
     def inherit(self, from_job: int, to_job: int, ranks: list[int]) -> int:
         self.calls.append((from_job, to_job, ranks))
-        return len(ranks)
+        return 0 if from_job in self.empty else len(ranks)
 
 
 @pytest.fixture
@@ -63,6 +64,16 @@ def test_a_rank_on_its_gpu_goes_on(scene: tuple[JobTable, Lineage, Inherited]) -
     assert lineage.before(6).stayed == {0}
     add(table, lineage, 20, Who(7, 0, 2, gpu_uuid="GPU-0"))
     assert scorer.calls[1:] == [(6, 7, [0])], "the last one before it"
+
+
+def test_a_start_that_failed_is_no_past(scene: tuple[JobTable, Lineage, Inherited]) -> None:
+    table, lineage, scorer = scene
+    add(table, lineage, 1, Who(5, 0))
+    scorer.empty.add(6)
+    add(table, lineage, 2, Who(6, 0, 1))
+    add(table, lineage, 3, Who(7, 0, 2))
+    assert scorer.calls == [(5, 6, [0]), (6, 7, [0]), (5, 7, [0])]
+    assert lineage.before(7).job == 5
 
 
 def end(table: JobTable, lineage: Lineage, key: int, now: float) -> None:
