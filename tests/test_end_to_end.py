@@ -61,18 +61,19 @@ def test_a_restarted_job_goes_on_with_what_its_ranks_were() -> None:
         before = wait_for("three ranks that are known", learnt, 180)
         old = {rank["job"] for rank in watcher.ranks(training)}
         os.kill(before[-1]["pid"], signal.SIGKILL)
-        reasons: list[str] = []
+        reasons: set[tuple[str, str]] = set()
 
-        def third_window() -> bool:
+        def third_window() -> str:
+            """The key of the restarted job, once it has three."""
             answer = watcher.ask("top")
             new = {rank["job"] for rank in watcher.ranks(training)} - old
-            about = (one for one in answer["abstentions"] if one["job"] in new)
-            reasons.extend(one["reason"] for one in about)
-            return any(one["windows"] >= 3 for one in answer["jobs"] if one["key"] in new)
+            reasons.update((one["job"], one["reason"]) for one in answer["abstentions"])
+            there = [one for one in answer["jobs"] if one["key"] in new and one["windows"] >= 3]
+            return there[0]["key"] if there else ""
 
-        wait_for("three windows of the restarted job", third_window, 300)
+        key = wait_for("three windows of the restarted job", third_window, 300)
         assert "started anew" in watcher.output()
-        assert "learning" not in reasons
+        assert (key, "learning") not in reasons
 
 
 def test_a_slow_rank_is_named_with_its_cost_and_nobody_else() -> None:
