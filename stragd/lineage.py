@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from stragd.jobs import Identity, Job, JobTable
 
@@ -35,16 +35,28 @@ class Before:
     name: str = ""
 
 
-@dataclass
-class _Past:
-    """A job that is here, or was until lately."""
+Place = tuple[str, str, int, int]
+"""What makes a rank the same: host, GPU, class and size of the job."""
 
-    key: int
+
+@dataclass
+class _Ended:
+    """What is needed of a job that is not in the table any more."""
+
     name: str
     parent: int
     restart_count: int
-    places: dict[int, tuple[str, str, int, int]]  # by rank
-    until: float = 0.0  # monotonic s; of one that has ended
+    places: dict[int, Place]  # by rank
+    until: float  # monotonic s
+
+
+class _Past(NamedTuple):
+    """A job that was started before another one, and where that one's rank was in it."""
+
+    restart_count: int
+    key: int
+    name: str
+    place: Place | None
 
 
 class Lineage:
@@ -53,7 +65,7 @@ class Lineage:
     def __init__(self, table: JobTable, scorer: Scorer, forget: Callable[[int], None]) -> None:
         self._table, self._scorer, self._forget = table, scorer, forget
         self._before: dict[int, Before] = {}
-        self._ended: dict[int, _Past] = {}  # by job, oldest first
+        self._ended: dict[int, _Ended] = {}  # by job, oldest first
 
     def add(self, job: Job, identity: Identity) -> None:
         """A rank was found."""
@@ -63,9 +75,9 @@ class Lineage:
         for past in self._pasts(job.key, identity):
             if not before.name:
                 before.name = past.name
-            here = past.places.get(identity.rank) == _place(identity)
             # A start that failed taught nothing: then it is the one before that.
-            if here and self._scorer.inherit(past.key, job.key, [identity.rank]):
+            same = past.place == _place(identity)
+            if same and self._scorer.inherit(past.key, job.key, [identity.rank]):
                 if before.job in (0, past.key):
                     before.job = past.key
                     before.stayed.add(identity.rank)
@@ -78,18 +90,19 @@ class Lineage:
     def end(self, job: Job, now: float) -> None:
         """The job has ended; what was learnt of it is kept for a while."""
         self._before.pop(job.key, None)
-        past = _past(job)
-        if past is None:
+        one = _first(job)
+        if one is None:
             self._forget(job.key)
             return
-        past.until = now + RESTART_SECONDS
-        self._ended[job.key] = past
+        places = {number: _place(rank.identity) for number, rank in job.ranks.items()}
+        until = now + RESTART_SECONDS
+        self._ended[job.key] = _Ended(job.name, one.parent_key, one.restart_count, places, until)
         if len(self._ended) > MAX_ENDED:
             self._drop(next(iter(self._ended)))
 
     def tick(self, now: float) -> None:
         """Once a second."""
-        for key in [key for key, past in self._ended.items() if now >= past.until]:
+        for key in [key for key, ended in self._ended.items() if now >= ended.until]:
             self._drop(key)
 
     def _drop(self, key: int) -> None:
@@ -98,26 +111,30 @@ class Lineage:
 
     def _pasts(self, key: int, identity: Identity) -> list[_Past]:
         """Jobs with the same parent key that were started before this one, the last one first."""
-        known = [*self._ended.values(), *map(_past, self._table.jobs.values())]
+        rank, parent, count = identity.rank, identity.parent_key, identity.restart_count
         pasts = [
-            past
-            for past in known
-            if past is not None and past.key != key and past.parent == identity.parent_key
-            and past.restart_count < identity.restart_count
-        ]  # fmt: skip
+            _Past(ended.restart_count, ended_key, ended.name, ended.places.get(rank))
+            for ended_key, ended in self._ended.items()
+            if ended.parent == parent and ended.restart_count < count
+        ]
+        for other in self._table.jobs.values() if count > 0 else ():
+            one = _first(other)
+            if other.key == key or one is None or one.parent_key != parent:
+                continue
+            if one.restart_count < count:
+                there = other.ranks.get(rank)
+                place = _place(there.identity) if there is not None else None
+                pasts.append(_Past(one.restart_count, other.key, other.name, place))
         return sorted(pasts, key=lambda past: -past.restart_count)
 
 
-def _past(job: Job) -> _Past | None:
-    first = next(iter(job.ranks.values()), None)
-    if first is None:
-        return None
-    places = {number: _place(rank.identity) for number, rank in job.ranks.items()}
-    parent, count = first.identity.parent_key, first.identity.restart_count
-    return _Past(job.key, job.name, parent, count, places)
+def _first(job: Job) -> Identity | None:
+    """One of a job's ranks: what is the job's is the same in all."""
+    rank = next(iter(job.ranks.values()), None)
+    return rank.identity if rank is not None else None
 
 
-def _place(identity: Identity) -> tuple[str, str, int, int]:
-    """What makes a rank the same: its GPU, or without one its place on its host."""
+def _place(identity: Identity) -> Place:
+    """Without a GPU it is the rank's place on its host."""
     place = identity.gpu_uuid or str(identity.local_rank)
     return identity.host, place, identity.class_id, identity.world_size

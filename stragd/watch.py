@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stragd import baselines
+from stragd import baselines, lineage
 from stragd.causes import Causes
 from stragd.config import Config
 from stragd.config import Ring as RingConfig
@@ -16,7 +16,6 @@ from stragd.finding import job_key
 from stragd.findings import FindingStore, Transition
 from stragd.history import History
 from stragd.jobs import TENTH, Identity, Job, JobTable, ProcessKey, clean, split
-from stragd.lineage import Lineage
 from stragd.outputs.journal import NOTICE, WARNING, Journal
 from stragd.outputs.snapshot import Library, Reader, Ring
 from stragd.outputs.windowlog import WindowLog
@@ -62,7 +61,7 @@ class Engine(Protocol):
     def progress(self) -> int: ...
 
 
-class Scorer(baselines.Scorer, Protocol):
+class Scorer(baselines.Scorer, lineage.Scorer, Protocol):
     """The native scorer (``stragd._rscore.Scorer``)."""
 
     def update(self, windows: NDArray[np.void]) -> Update: ...
@@ -108,7 +107,7 @@ class Watch:
             Path(kept.baselines_file), scorer, self.store, self._complain, kept.baselines_seconds
         )
         self._identifier = identifier
-        self._lineage = Lineage(self.table, scorer, self._baselines.forget)
+        self._lineage = lineage.Lineage(self.table, scorer, self._baselines.forget)
         cluster = make_cluster(config, self.table, self._complain)
         self.spanning = Spanning(config.exchange, cluster, self.table, self.store, self.causes)
         self._statuses: dict[ProcessKey, RankStatus] = {}

@@ -18,6 +18,7 @@ from stragd.exchange.message import WindowMessage, extents
 from stragd.exchange.verdict import MAX_FINDINGS, MAX_LISTED, Verdict
 from stragd.finding import Finding, FindingJob, Subject, build, class_speeds, job_key
 from stragd.jobs import STEPS_NOT_INFERRED
+from stragd.lineage import Before
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,8 +61,7 @@ class JobScore:
             if not len(rows):
                 return
             (extent,) = extents(rows, np.array([len(rows)]))
-        if self._earlier is not None and message.before.job == self._earlier[0]:
-            self._go_on(node, message.before.stayed & set(rows["rank"].tolist()))
+        self._go_on(node, message.before, rows["rank"].tolist())
         cell, offset, why = self._alignment.place(
             node, message.sender.instance, extent, now - message.age_s, now
         )
@@ -77,12 +77,14 @@ class JobScore:
             if self._claims.node(rank) == node:
                 self._causes[rank] = cause
 
-    def _go_on(self, node: str, stayed: set[int]) -> None:
-        """Ranks of a node are what they were in the earlier job, if that was there too."""
-        if self._earlier is not None:
-            job, claims = self._earlier
-            same = [rank for rank in stayed if claims.node(rank) == node]
-            self._scorer.inherit(job, self.job, same)
+    def _go_on(self, node: str, before: Before, ranks: list[int]) -> None:
+        """Those that stayed are what they were in the earlier job, if the node had them there."""
+        if self._earlier is None or before.job != self._earlier[0]:
+            return
+        job, claims = self._earlier
+        stayed = before.stayed.intersection(ranks)
+        same = [rank for rank in stayed if claims.node(rank) == node]
+        self._scorer.inherit(job, self.job, same)
 
     def due(self, now: float) -> list[Verdict]:
         """Score what is complete or past its deadline."""
@@ -102,7 +104,7 @@ class JobScore:
         self.counters["refused_rows"] += update["refused_rows"]
         self.counters["windows"] += 1
         present, absent = _attendance(rows["rank"], self._world)
-        # np.median takes ten times as long for a job of usual size.
+        # Not np.median: of a few dozen values it is the dearest call here.
         walls = np.sort(rows["wall"][(rows["flags"] & STEPS_NOT_INFERRED) == 0])
         step_ms = round(float(walls[len(walls) // 2]) / 1e6, 4) if len(walls) else None
         reasons: dict[str, list[int]] = {}

@@ -63,7 +63,7 @@ async def hold(
     keep: Callable[[], Awaitable[None]],
     renew: Callable[[], Awaitable[bool]],
 ) -> None:
-    """Renew a lease of ``seconds`` and keep its state in between; returns once it is lost.
+    """Renew a lease of ``seconds`` and keep its state beside that; returns once it is lost.
 
     ``renew`` is False where somebody else holds it. A main loop that hangs loses it too.
     """
