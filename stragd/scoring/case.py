@@ -25,6 +25,8 @@ DOUBT = 4.0
 MEMORY = 16
 """Windows over which the size of a slowdown is averaged."""
 CLIP = 8.0
+LASTS = 5.0
+"""Deviations of the least slowdown that counts as still slow: at half of it noise is rare."""
 
 CHANGE, LEVEL, FAST = range(3)
 """What proved a case: a change against the past, the level above the peers, the fast lane."""
@@ -58,7 +60,7 @@ class Case:
         ``value`` is relative to ``base``; ``limit`` is the least unnatural level, which counts
         for a case that never had a past.
         """
-        least = min(self.shift, max(4.0 * deviation, self.shift / 4.0))
+        least = min(self.shift, max(LASTS * deviation, self.shift / 4.0))
         if self.how == LEVEL:
             least = max(least, min(self.shift, limit))
         middle = least / 2.0

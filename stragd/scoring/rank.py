@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 
 from stragd.scoring.case import CHANGE, FAST, LEVEL, MEMORY, Case, suspect
-from stragd.scoring.estimate import RUN, confidence, level_limit
+from stragd.scoring.estimate import LEVEL_SIGMAS, RUN, confidence, level_limit
 from stragd.scoring.groups import MIN_PEERS, Group, GroupKey, Member
 from stragd.scoring.model import (
     ALONE,
@@ -32,6 +32,11 @@ from stragd.scoring.series import LEAST_PAST, Change, Noise, Series, scan
 
 HOST_LEAST = 0.029558802241544403
 """ln 1.03: ranks that share CPUs with others differ by less without any fault."""
+HOST_LEVEL = 0.13976194237515863
+"""ln 1.15: the same, from the first step on."""
+GROSS_ENDS, GROSS_MOST = 0.6, 1.25
+"""Shares of the unnatural level: below the one a rank is natural again, the other is what a window
+counts at most."""
 SHORTEST = 2
 """Least run that proves a slow rank."""
 OFTEN, OFTEN_RUN = 3, 4
@@ -69,6 +74,8 @@ class RankScore:
     fast_since: tuple[int, int] = (0, 0)
     gross: int = 0
     gross_since: tuple[int, int] = (0, 0)
+    balance: float = 0.0
+    """Of the windows since then: sum of their levels' shares of the limit, less one each."""
     named: int = 0
     """Window after the one in which it was confirmed to be slow the last time; 0: never."""
     past: float = 0.0
@@ -146,12 +153,13 @@ def judge(rank: RankScore, member: Member, noise: Noise, context: Context) -> st
     if not member.known:
         series.anchor = member.value - member.reference
     value = shown = member.value - member.reference - series.anchor
-    others, level, limit, usual_spread = math.nan, 0.0, 0.0, 1.0
+    others, level, limit = math.nan, 0.0, 0.0
     peers = len(context.group.members) - 1
     if peers >= MIN_PEERS:
         others, spread = context.group.level(member)
         level, limit = member.value - others, level_limit(spread, peers)
-        usual_spread = max(spread, 0.03)
+        if row.source == GLOO:
+            limit = max(limit, HOST_LEVEL)
         _count_gross(rank, level, limit, row)
     if rank.case is not None and rank.case.proven():
         difference = value - rank.case.base
@@ -185,8 +193,8 @@ def judge(rank: RankScore, member: Member, noise: Noise, context: Context) -> st
         evidence = WEAK
     since = rank.since(change.windows, context.recent)
     by_level = False
-    if rank.gross > 0:
-        lasting = STRONG if rank.gross > config.confirm_windows else WEAK
+    if rank.gross > 0 and limit > 0.0:
+        lasting = STRONG if rank.gross > config.confirm_windows and rank.balance >= 0.0 else WEAK
         if evidence < lasting:
             evidence, since, by_level = lasting, rank.gross_since, True
     rank.learn_past(member.value, config.history_windows)
@@ -195,7 +203,7 @@ def judge(rank: RankScore, member: Member, noise: Noise, context: Context) -> st
         _prove(rank, rank.case, change, by_level, shown, level, context)
     if rank.case is not None:
         if by_level:
-            change = Change(evidence, shift=level, deviate=level / usual_spread)
+            change = Change(evidence, shift=level, deviate=LEVEL_SIGMAS * (level / limit))
         rank.case.deviate = max(rank.case.deviate, change.deviate)
         show(rank.case, member, context, others, level, change.shift, error)
     _judge_sometimes(rank, high, excess, member, context, error)
@@ -205,13 +213,17 @@ def judge(rank: RankScore, member: Member, noise: Noise, context: Context) -> st
 
 
 def _count_gross(rank: RankScore, level: float, limit: float, row: Row) -> None:
-    """Windows in a row above what is natural."""
-    if level > limit:
+    """Windows above what is natural, and by how much the mean of all since the first is: noise
+    carries a natural rank above it now and then, but not the mean."""
+    share = level / limit
+    if share >= 1.0:
         if rank.gross == 0:
-            rank.gross_since = (row.window, start_time_ns(row))
+            rank.gross_since, rank.balance = (row.window, start_time_ns(row)), 0.0
         rank.gross += 1
-    elif level < 0.6 * limit:
+    elif share < GROSS_ENDS:
         rank.gross = 0
+    if rank.gross > 0:
+        rank.balance += min(share, GROSS_MOST) - 1.0
 
 
 def _count_high(rank: RankScore, high: bool) -> None:

@@ -166,7 +166,7 @@ class Job:
                     update.findings.append(case.finding)
             rank.case = rank.sometimes = None
             rank.series, rank.present, rank.high, rank.gross = Series(), 0, 0, 0
-            rank.past, rank.past_count, rank.gross_since = 0.0, 0, (0, 0)
+            rank.past, rank.past_count, rank.gross_since, rank.balance = 0.0, 0, (0, 0), 0.0
             rank.fast, rank.fast_since, rank.named = 0.0, (0, 0), 0
         rank.key, rank.world_size, rank.last_step = one.key, row.world_size, row.last_step
 

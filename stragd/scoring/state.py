@@ -14,7 +14,7 @@ from stragd.scoring.rank import RankScore
 from stragd.scoring.reference import Job, Scorer
 from stragd.scoring.series import Series
 
-MAGIC, VERSION = b"stragd score", 2
+MAGIC, VERSION = b"stragd score", 3
 
 
 class Writer:
@@ -69,7 +69,7 @@ def _put_rank(out: Writer, rank: RankScore) -> None:
     out.put(
         "IQIQII", rank.world_size, rank.last_step, rank.missing, rank.present, rank.high, rank.gross
     )
-    out.put("QQdI", *rank.gross_since, rank.past, rank.past_count)
+    out.put("QQddI", *rank.gross_since, rank.balance, rank.past, rank.past_count)
     out.put("dQQQ", rank.fast, *rank.fast_since, rank.named)
     _put_series(out, rank.series)
     _put_case(out, rank.case)

@@ -11,6 +11,8 @@ const DOUBT: f64 = 4.0;
 pub(super) const MEMORY: u32 = 16;
 /// Most that one window says about recovery.
 const CLIP: f64 = 8.0;
+/// Deviations of the least slowdown that counts as still slow: at half of it noise is rare.
+const LASTS: f64 = 5.0;
 
 /// How a window speaks for a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -81,7 +83,7 @@ impl Case {
     /// to `base`; `limit` is the least unnatural level, which counts for a case that never had a
     /// past.
     pub fn follow(&mut self, value: f64, deviation: f64, limit: f64, config: &Config) {
-        let mut least = self.shift.min((4.0 * deviation).max(self.shift / 4.0));
+        let mut least = self.shift.min((LASTS * deviation).max(self.shift / 4.0));
         if self.how == How::Level {
             least = least.max(self.shift.min(limit));
         }
@@ -163,7 +165,7 @@ mod tests {
         case.shift = 0.02;
         let mut states = Vec::new();
         // Slow, one window as before, slow again, and then as before.
-        for value in [0.021, 0.0, 0.02, 0.02, 0.0, 0.001, -0.001] {
+        for value in [0.021, 0.0, 0.022, 0.02, 0.0, 0.001, -0.001] {
             case.follow(value, 0.005, 0.1, &config);
             states.push(case.state);
         }

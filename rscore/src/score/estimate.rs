@@ -14,10 +14,18 @@ const OVERSHOOT: f64 = 1.166;
 const DENSITY: f64 = 0.3989422804014327;
 /// A larger job raises no more false alarms than one of so many ranks.
 const JOB_SIZE: f64 = 64.0;
-const NATURAL_SPREAD: f64 = 0.03;
-/// ln 1.1.
-pub(super) const GROSS: f64 = 0.09531017980432493;
-const LEVEL_SIGMAS: f64 = 4.5;
+/// What is known of the spread of healthy machines of one class before they are seen, as degrees of
+/// freedom of a scaled inverse chi-square: 0.7 to 1.9 % in 19 of 20 jobs.
+const NATURAL_SPREAD: f64 = 0.01;
+const NATURAL_DEGREES: f64 = 8.0;
+/// Of the MAD against the standard deviation of a Gaussian sample.
+const MAD_EFFICIENCY: f64 = 0.37;
+pub(super) const LEVEL_SIGMAS: f64 = 5.0;
+/// ln 1.04: of less nothing is said.
+const LEAST_LEVEL: f64 = 0.03922071315328133;
+/// ln 1.09, which is unnatural among so many peers or more, where these do not differ by as much.
+const GROSS: f64 = 0.08617769624105241;
+const MANY: usize = 16;
 
 /// Robust standard deviation of values around their median.
 pub(super) fn spread(values: &[f64], center: f64, near: &mut Near) -> f64 {
@@ -25,13 +33,20 @@ pub(super) fn spread(values: &[f64], center: f64, near: &mut Near) -> f64 {
     MAD_TO_SIGMA * distances.median()
 }
 
-/// Least ln(own / peers) that no natural difference of machines explains: the median of n values
-/// varies by pi / 2 of what their mean does.
+/// Least ln(own / peers) that no natural difference of machines explains. The spread is the
+/// posterior one, and what is as rare as `LEVEL_SIGMAS` is Student's; the median of n values varies
+/// by pi / 2 of what their mean does.
 pub(super) fn level_limit(spread_of_peers: f64, peers: usize) -> f64 {
-    let prior = if peers < 16 { NATURAL_SPREAD } else { NATURAL_SPREAD / 2.0 };
-    let natural = spread_of_peers.max(prior);
+    let seen = MAD_EFFICIENCY * peers as f64;
+    let degrees = NATURAL_DEGREES + seen;
+    let prior = NATURAL_DEGREES * (NATURAL_SPREAD * NATURAL_SPREAD);
+    let natural = ((prior + seen * (spread_of_peers * spread_of_peers)) / degrees).sqrt();
     let uncertain = (1.0 + std::f64::consts::FRAC_PI_2 / peers as f64).sqrt();
-    GROSS.max(LEVEL_SIGMAS * natural * uncertain)
+    let limit = LEAST_LEVEL.max(student_limit(LEVEL_SIGMAS, degrees) * natural * uncertain);
+    match peers < MANY {
+        true => limit,
+        false => limit.min(GROSS.max(LEVEL_SIGMAS * spread_of_peers)),
+    }
 }
 
 /// False alarms of one healthy rank and window, when the scan's largest deviate is held against

@@ -7,7 +7,7 @@ use super::identities::Identities;
 use super::members::{Flags, Member, Members, Place};
 use super::middle::{itself, Middle, Near};
 use super::pool::Pool;
-use super::rank::{Around, Beside};
+use super::rank::{Around, Beside, HOST_LEVEL};
 use super::rows::Accepted;
 use crate::window::{flag, RankWindow};
 
@@ -15,8 +15,6 @@ use crate::window::{flag, RankWindow};
 pub(super) const MIN_PEERS: usize = 3;
 /// Groups in which one member counts for the spread.
 pub(super) const SMALL_GROUP: usize = 16;
-/// Spread of the values below which none is believed when it is a unit of confidence (ln).
-const LEAST_SPREAD: f64 = 0.03;
 
 /// (signature, STEPS_NOT_INFERRED or 0, class): ranks of one key are peers.
 pub(super) type Key = (u64, u32, u32);
@@ -32,7 +30,7 @@ pub(super) struct Group {
     pub middle: Middle,
     pub median: f64,
     pub spread: f64,
-    /// `level_limit` of that.
+    /// `level_limit` of that; the least one where each member of a small group has its own.
     pub level_limit: f64,
     /// What references are taken of.
     peers: Pool,
@@ -220,6 +218,7 @@ impl Groups {
         let middle = Middle::of(values, near);
         let median = middle.median();
         let spread = spread(values, median, near);
+        let seen = if to - from > SMALL_GROUP { spread } else { 0.0 };
         let usual_bytes = match met.bytes {
             Bytes::Alike(bytes) => Some(bytes),
             _ => None,
@@ -231,7 +230,7 @@ impl Groups {
             middle,
             median,
             spread,
-            level_limit: level_limit(spread, (to - from).saturating_sub(1).max(1)),
+            level_limit: level_limit(seen, (to - from).saturating_sub(1).max(1)),
             peers: Pool::default(),
             usual_bytes,
         });
@@ -352,18 +351,19 @@ impl Groups {
     pub fn beside(&mut self, member: &Member) -> Beside {
         let group = self.groups[member.place.group as usize];
         let others = group.middle.median_without(member.value);
-        let (mut natural, mut limit) = (group.spread, group.level_limit);
+        let mut limit = group.level_limit;
         if group.len() <= SMALL_GROUP {
             let Members { places, values, .. } = &self.members;
             let peers = numbers(&self.order, group.from, group.to);
             let peers = peers.filter(|peer| places[*peer].slot != member.place.slot);
             self.scratch.clear();
             self.scratch.extend(peers.map(|peer| values[peer]));
-            natural = spread(&self.scratch, others, &mut self.near);
-            limit = level_limit(natural, group.len() - 1);
+            limit = level_limit(spread(&self.scratch, others, &mut self.near), group.len() - 1);
         }
-        let level = member.value - others;
-        Beside { others, level, limit, spread: natural.max(LEAST_SPREAD) }
+        if member.flags.has(Flags::HOST) {
+            limit = limit.max(HOST_LEVEL);
+        }
+        Beside { others, level: member.value - others, limit }
     }
 }
 

@@ -1,8 +1,7 @@
 //! What the ranks of a block bring to a window, eight beside each other.
 
 use super::block::{Wide, WIDE};
-use super::estimate::GROSS;
-use super::groups::{Group, SMALL_GROUP};
+use super::groups::Group;
 use super::members::{Flags, Members};
 use super::middle::Middle;
 use super::rank::GROSS_ENDS;
@@ -24,9 +23,7 @@ pub(super) fn terms(group: &Group, healthy: Option<Middle>, noise: &Noise, limit
     let middle = |m: Middle| (m.below, m.at, m.above, (m.count % 2) as f64);
     let (a, b, c, d) = middle(healthy);
     let (e, f, g, h) = middle(group.middle);
-    // Each member of a small group has a limit of its own, of GROSS at least.
-    let limit_of_level = if group.len() > SMALL_GROUP { group.level_limit } else { GROSS };
-    let (natural, threshold) = (GROSS_ENDS * limit_of_level, SUSPECT_SHARE * limit);
+    let (natural, threshold) = (GROSS_ENDS * group.level_limit, SUSPECT_SHARE * limit);
     let (i, j, k) = (noise.differences, noise.variance, noise.alike);
     [a, b, c, d, e, f, g, h, i, j, k, natural, threshold * noise.long_run()]
 }

@@ -1,7 +1,7 @@
 //! Scores of one rank: against its past, against its peers, now and then.
 
 use super::case::{suspect, Case, Evidence, How, MEMORY};
-use super::estimate::RUN;
+use super::estimate::{LEVEL_SIGMAS, RUN};
 use super::finding::{finding, of_rank, straggler};
 use super::groups::MIN_PEERS;
 use super::members::{Flags, Member};
@@ -13,6 +13,8 @@ use crate::window::RankWindow;
 
 /// ln 1.03: ranks that share CPUs with others differ by less without any fault.
 const HOST_LEAST: f64 = 0.029558802241544403;
+/// ln 1.15: the same, from the first step on.
+pub(super) const HOST_LEVEL: f64 = 0.13976194237515863;
 /// Least run that proves a slow rank.
 const SHORTEST: usize = 2;
 /// After so many slow windows of the last 32, a lasting run has to be so long.
@@ -26,6 +28,8 @@ const LEVEL_SHARE: f64 = 0.7;
 pub(super) const LEVEL_ODDS: f64 = 1000.0;
 /// Share of the unnatural level below which a rank is natural again.
 pub(super) const GROSS_ENDS: f64 = 0.6;
+/// What a window counts at most, in unnatural levels.
+const GROSS_MOST: f64 = 1.25;
 /// Deviations below the usual that a window counts at most: when others slow down together, a
 /// healthy rank looks faster for a while, and must not look slow afterwards.
 pub(super) const FASTER: f64 = 3.0;
@@ -92,11 +96,10 @@ pub(super) struct Beside {
     pub others: f64,
     pub level: f64,
     pub limit: f64,
-    pub spread: f64,
 }
 
 impl Beside {
-    pub const NOBODY: Beside = Beside { others: f64::NAN, level: 0.0, limit: 0.0, spread: 1.0 };
+    pub const NOBODY: Beside = Beside { others: f64::NAN, level: 0.0, limit: 0.0 };
 }
 
 /// A rank's window beside what is usual.
@@ -254,7 +257,8 @@ impl One<'_> {
                 prove(case, series, &change, by_level, shown, beside.level, config);
             }
             if by_level {
-                (change.shift, change.deviate) = (beside.level, beside.level / beside.spread);
+                change.shift = beside.level;
+                change.deviate = LEVEL_SIGMAS * (beside.level / beside.limit);
             }
             case.deviate = case.deviate.max(change.deviate);
             let (around, shift) = (&context.around, change.shift);
@@ -267,15 +271,21 @@ impl One<'_> {
         evidence >= Evidence::Weak
     }
 
-    /// Windows in a row above what is natural.
+    /// Windows above what is natural, and by how much the mean of all since the first is: noise
+    /// carries a natural rank above it now and then, but not the mean.
     fn count_gross(&mut self, beside: &Beside, row: &RankWindow) {
-        if beside.level > beside.limit {
+        let share = beside.level / beside.limit;
+        if share >= 1.0 {
             if self.score.gross == 0 {
                 self.cases.gross_since = (row.window, row.start_time_ns());
+                self.cases.balance = 0.0;
             }
             self.score.gross += 1;
-        } else if beside.level < GROSS_ENDS * beside.limit {
+        } else if share < GROSS_ENDS {
             self.score.gross = 0;
+        }
+        if self.score.gross > 0 {
+            self.cases.balance += share.min(GROSS_MOST) - 1.0;
         }
     }
 
@@ -302,8 +312,9 @@ impl One<'_> {
         if evidence == Evidence::Strong && often {
             evidence = Evidence::Weak;
         }
-        if self.score.gross > 0 {
-            let lasting = self.score.gross > context.config.confirm_windows;
+        if self.score.gross > 0 && beside.limit > 0.0 {
+            let often = self.score.gross > context.config.confirm_windows;
+            let lasting = often && self.cases.balance >= 0.0;
             let unnatural = if lasting { Evidence::Strong } else { Evidence::Weak };
             if evidence < unnatural {
                 return (unnatural, self.cases.gross_since, true);

@@ -16,6 +16,8 @@ pub(super) struct Cases {
     pub case: Option<Box<Case>>,
     pub sometimes: Option<Box<Case>>,
     pub gross_since: (u64, u64),
+    /// Of the windows since then: sum of their levels' shares of the limit, less one each.
+    pub balance: f64,
     /// First of the tenths that are excursions.
     pub fast_since: (u64, u64),
     /// Window after the one in which it was confirmed to be slow the last time; 0: never.
@@ -26,8 +28,14 @@ pub(super) struct Cases {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seldom(Option<Box<Cases>>);
 
-static NO_CASES: Cases =
-    Cases { case: None, sometimes: None, gross_since: (0, 0), fast_since: (0, 0), named: 0 };
+static NO_CASES: Cases = Cases {
+    case: None,
+    sometimes: None,
+    gross_since: (0, 0),
+    balance: 0.0,
+    fast_since: (0, 0),
+    named: 0,
+};
 
 impl Seldom {
     pub fn take(&mut self) -> Cases {

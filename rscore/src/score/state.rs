@@ -13,7 +13,7 @@ use super::whole::WholeScore;
 use super::{Basis, Finding, Kind, Scorer, State, MAX_JOBS};
 
 const MAGIC: &[u8] = b"stragd score";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// Windows whose numbers a job keeps, at most.
 const RECENT: u32 = 64;
 const KINDS: [Kind; 6] = [
@@ -255,6 +255,7 @@ fn pass_rank(pass: &mut impl Pass, one: &mut One<'_>) -> Result<(), String> {
     pass.u32(&mut score.gross)?;
     pass.u64(&mut cases.gross_since.0)?;
     pass.u64(&mut cases.gross_since.1)?;
+    pass.f64(&mut cases.balance)?;
     pass.f64(&mut score.past)?;
     pass.u32(&mut score.past_count)?;
     pass.f64(fast)?;
