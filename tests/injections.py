@@ -38,15 +38,15 @@ def nothing(pid: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def neighbours(pid: int) -> Iterator[None]:
-    """Busy processes on the core to which the rank is bound.
+def neighbours(pid: int, core_of_others: int = -1, count: int = NEIGHBOURS) -> Iterator[None]:
+    """Busy processes on a core; by default the one to which the rank is bound.
 
     Each in a session of its own: the kernel may share a core out by session (autogroup), and then
     many in one count like one.
     """
-    core = cpus()[-1]
-    subprocess.run(["taskset", "-acp", str(core), str(pid)], check=True, stdout=subprocess.DEVNULL)
-    busy = [subprocess.Popen(pinned(core, SPIN), start_new_session=True) for _ in range(NEIGHBOURS)]
+    own, other = cpus()[-1], cpus()[core_of_others]
+    subprocess.run(["taskset", "-acp", str(own), str(pid)], check=True, stdout=subprocess.DEVNULL)
+    busy = [subprocess.Popen(pinned(other, SPIN), start_new_session=True) for _ in range(count)]
     try:
         yield
     finally:
@@ -56,16 +56,16 @@ def neighbours(pid: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def quota(pid: int) -> Iterator[None]:
-    """A cgroup that lets the rank run for 6 ms of each 100 ms."""
+def quota(pid: int, ms: int = 6) -> Iterator[None]:
+    """A cgroup that lets the rank run for so many ms of each 100 ms."""
     with RealCgroups() as cgroups:
-        limits = {"cpu__max": "6000 100000", "cpu__cfs_quota_us": "6000"}
+        limits = {"cpu__max": f"{ms}000 100000", "cpu__cfs_quota_us": f"{ms}000"}
         cgroups.move(pid, cgroups.make("cpu", **limits))
         yield
 
 
 @contextlib.contextmanager
-def stops(pid: int) -> Iterator[None]:
+def stops(pid: int, sent: signal.Signals = signal.SIGSTOP) -> Iterator[None]:
     """SIGSTOP for about a third of the time, in bursts that are longer than a step."""
     end = threading.Event()
 
@@ -73,7 +73,7 @@ def stops(pid: int) -> Iterator[None]:
         draw = random.Random(pid)
         with contextlib.suppress(ProcessLookupError):
             while not end.wait(draw.uniform(0.1, 0.3)):
-                os.kill(pid, signal.SIGSTOP)
+                os.kill(pid, sent)
                 end.wait(draw.uniform(0.08, 0.12))
                 os.kill(pid, signal.SIGCONT)
 
@@ -251,6 +251,11 @@ CONDITIONS = {
 }
 
 TWINS = {
+    "a neighbour on the other core": Condition(
+        functools.partial(neighbours, core_of_others=0, count=1), "", ""
+    ),
+    "a CPU quota that is enough": Condition(functools.partial(quota, ms=200), "", ""),
+    "a signal that stops nobody": Condition(functools.partial(stops, sent=signal.SIGURG), "", ""),
     "memory for its data": Condition(
         functools.partial(little_memory, share=4.0), "", "", trainer=READING
     ),
