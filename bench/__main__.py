@@ -23,6 +23,7 @@ from bench import (
     exchange_steptime,
     exchange_store,
     faults,
+    levels,
     patterns,
     power,
     ring,
@@ -46,6 +47,7 @@ BENCHES = {
     "exchange_steptime": exchange_steptime.main,
     "exchange_store": exchange_store.main,
     "faults": faults.main,
+    "levels": levels.main,
     "patterns": patterns.main,
     "power": power.main,
     "ring": ring.main,
@@ -58,8 +60,8 @@ BENCHES = {
     "why": why.main,
 }
 FOR_ANYBODY = {
-    "causes", "exchange", "exchange_store", "faults", "power", "rivals", "score", "telemetry_gpu",
-    "telemetry_host",
+    "causes", "exchange", "exchange_store", "faults", "levels", "power", "rivals", "score",
+    "telemetry_gpu", "telemetry_host",
 }  # fmt: skip
 """Benches that attach no probes."""
 
