@@ -21,9 +21,11 @@ freedom of a scaled inverse chi-square: 0.7 to 1.9 % in 19 of 20 jobs."""
 MAD_EFFICIENCY = 0.37
 """Of the MAD against the standard deviation of a Gaussian sample."""
 LEVEL_SIGMAS = 5.0
-LEAST_LEVEL, GROSS, MANY = 0.03922071315328133, 0.08617769624105241, 16
-"""ln 1.04, of less nothing is said; ln 1.09, which is unnatural among so many peers or more, where
-these do not differ by as much themselves."""
+LEAST_LEVEL = 0.03922071315328133
+"""ln 1.04: of less nothing is said."""
+GROSS, GROSS_OF_FEW, MANY = 0.08617769624105241, 0.12221763272424911, 16
+"""ln 1.09 and 1.13: unnatural among so many peers or more, and among fewer, where these do not
+differ by as much themselves."""
 
 
 def median(ordered: list[float]) -> float:
@@ -65,9 +67,8 @@ def level_limit(spread_of_peers: float, peers: int) -> float:
     natural = math.sqrt((prior + seen * (spread_of_peers * spread_of_peers)) / degrees)
     uncertain = math.sqrt(1.0 + 1.5707963267948966 / float(peers))
     limit = max(LEAST_LEVEL, student_limit(LEVEL_SIGMAS, degrees) * natural * uncertain)
-    if peers < MANY:
-        return limit
-    return min(limit, max(GROSS, LEVEL_SIGMAS * spread_of_peers))
+    gross = GROSS if peers >= MANY else GROSS_OF_FEW
+    return min(limit, max(gross, LEVEL_SIGMAS * spread_of_peers))
 
 
 def false_alarms(limit: float) -> float:

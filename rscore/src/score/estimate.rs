@@ -23,8 +23,10 @@ const MAD_EFFICIENCY: f64 = 0.37;
 pub(super) const LEVEL_SIGMAS: f64 = 5.0;
 /// ln 1.04: of less nothing is said.
 const LEAST_LEVEL: f64 = 0.03922071315328133;
-/// ln 1.09, which is unnatural among so many peers or more, where these do not differ by as much.
+/// ln 1.09 and 1.13: unnatural among so many peers or more, and among fewer, where these do not
+/// differ by as much themselves.
 const GROSS: f64 = 0.08617769624105241;
+const GROSS_OF_FEW: f64 = 0.12221763272424911;
 const MANY: usize = 16;
 
 /// Robust standard deviation of values around their median.
@@ -43,10 +45,8 @@ pub(super) fn level_limit(spread_of_peers: f64, peers: usize) -> f64 {
     let natural = ((prior + seen * (spread_of_peers * spread_of_peers)) / degrees).sqrt();
     let uncertain = (1.0 + std::f64::consts::FRAC_PI_2 / peers as f64).sqrt();
     let limit = LEAST_LEVEL.max(student_limit(LEVEL_SIGMAS, degrees) * natural * uncertain);
-    match peers < MANY {
-        true => limit,
-        false => limit.min(GROSS.max(LEVEL_SIGMAS * spread_of_peers)),
-    }
+    let gross = if peers >= MANY { GROSS } else { GROSS_OF_FEW };
+    limit.min(gross.max(LEVEL_SIGMAS * spread_of_peers))
 }
 
 /// False alarms of one healthy rank and window, when the scan's largest deviate is held against
