@@ -157,6 +157,19 @@ def test_damaged_traces(tmp_path: Path) -> None:
     refused(both, "x.json", "y.json", "both of rank 1")
 
 
+def test_a_damaged_trace_does_not_stop_the_others(tmp_path: Path) -> None:
+    for rank in range(3):
+        write(tmp_path / f"rank{rank}.json", json.dumps(trace(rank)))
+    write(tmp_path / "rank3.json", json.dumps(trace(3))[:-40])
+    read = open_recording(tmp_path)
+    (job,) = read.jobs.values()
+    assert job.ranks == {0, 1, 2}
+    assert read.notes[0].startswith("left out: rank3.json: not JSON")
+    for rank in range(3):
+        write(tmp_path / f"rank{rank}.json", '{"traceEvents": [')
+    refused(tmp_path, "rank0.json", "not JSON")
+
+
 def test_a_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kineto, "MAX_JSON", 1 << 20)
     path = write(tmp_path / "rank0.json.gz", gzip.compress(b" " * (8 << 20)))

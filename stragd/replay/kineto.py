@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 FORMAT = "kineto-json"
 MAX_JSON = 1 << 30
 """Largest trace of one rank, bytes, after decompression."""
+MAX_NOTES = 8
 KERNEL = re.compile(r"(nccl|msccl)(Dev)?Kernel", re.IGNORECASE)
 RANK_IN_NAME = re.compile(r"rank[-_.]?(\d{1,7})", re.IGNORECASE)
 # What tells two collectives apart, beside the kernel: as the live signature does.
@@ -63,21 +64,27 @@ class _Trace:
 
 
 def read(paths: Sequence[Path], per_window: int | None = None) -> Recording:
-    """``paths`` are the traces of one job, a rank each. Raises RecordingError."""
+    """``paths`` are the traces of one job, a rank each. One of several that cannot be read is left
+    out with a note. Raises RecordingError."""
     vocabulary: dict[str, int] = {}
     traces: dict[int, _Trace] = {}
+    unreadable: list[str] = []
     for path in paths:
         try:
             trace = _load(path, vocabulary)
-        except RecordingError as error:
-            where = f"{path.name}: " if len(paths) > 1 else ""
-            raise RecordingError(f"{where}{error}") from None
+        except (RecordingError, OSError) as error:
+            if len(paths) == 1:
+                raise
+            unreadable.append(f"{path.name}: {getattr(error, 'strerror', None) or error}")
+            continue
         if trace.rank in traces:
             raise RecordingError(
                 f"{path.name} and {traces[trace.rank].path.name} are both of rank {trace.rank}: "
                 "give the traces of one run"
             )
         traces[trace.rank] = trace
+    if not traces:
+        raise RecordingError(unreadable[0])
     ordered = [traces[rank] for rank in sorted(traces)]
     name = paths[0].parent.resolve().name if len(paths) > 1 else paths[0].name.split(".")[0]
     world_size = max(t.world_size for t in ordered)
@@ -93,7 +100,9 @@ def read(paths: Sequence[Path], per_window: int | None = None) -> Recording:
         ranks = time_slices(collectives)
     windows, per_window = cut(ranks, job, world_size, per_window if inferred else 1)
     steps = len(np.unique(np.concatenate([rank.number for rank in ranks]))) if inferred else 0
-    notes = []
+    notes = [f"left out: {what}" for what in unreadable[:MAX_NOTES]]
+    if len(unreadable) > MAX_NOTES:
+        notes.append(f"left out: {len(unreadable) - MAX_NOTES} more traces")
     if world_size > len(ordered):
         notes.append(f"{len(ordered)} of {world_size} ranks: give all traces for a better verdict")
     if not inferred:

@@ -23,9 +23,9 @@ MAD_EFFICIENCY = 0.37
 LEVEL_SIGMAS = 5.0
 LEAST_LEVEL = 0.03922071315328133
 """ln 1.04: of less nothing is said."""
-GROSS, GROSS_OF_FEW, MANY = 0.08617769624105241, 0.12221763272424911, 16
-"""ln 1.09 and 1.13: unnatural among so many peers or more, and among fewer, where these do not
-differ by as much themselves."""
+GROSS = ((16, 0.08617769624105241), (7, 0.12221763272424911))
+"""Among so many peers or more 9 % and 13 % are unnatural (ln), where these do not differ by as much
+themselves."""
 
 
 def median(ordered: list[float]) -> float:
@@ -67,8 +67,10 @@ def level_limit(spread_of_peers: float, peers: int) -> float:
     natural = math.sqrt((prior + seen * (spread_of_peers * spread_of_peers)) / degrees)
     uncertain = math.sqrt(1.0 + 1.5707963267948966 / float(peers))
     limit = max(LEAST_LEVEL, student_limit(LEVEL_SIGMAS, degrees) * natural * uncertain)
-    gross = GROSS if peers >= MANY else GROSS_OF_FEW
-    return min(limit, max(gross, LEVEL_SIGMAS * spread_of_peers))
+    for least, gross in GROSS:
+        if peers >= least:
+            return min(limit, max(gross, LEVEL_SIGMAS * spread_of_peers))
+    return limit
 
 
 def false_alarms(limit: float) -> float:

@@ -23,11 +23,9 @@ const MAD_EFFICIENCY: f64 = 0.37;
 pub(super) const LEVEL_SIGMAS: f64 = 5.0;
 /// ln 1.04: of less nothing is said.
 const LEAST_LEVEL: f64 = 0.03922071315328133;
-/// ln 1.09 and 1.13: unnatural among so many peers or more, and among fewer, where these do not
-/// differ by as much themselves.
-const GROSS: f64 = 0.08617769624105241;
-const GROSS_OF_FEW: f64 = 0.12221763272424911;
-const MANY: usize = 16;
+/// Among so many peers or more 9 % and 13 % are unnatural (ln), where these do not differ by as
+/// much themselves.
+const GROSS: [(usize, f64); 2] = [(16, 0.08617769624105241), (7, 0.12221763272424911)];
 
 /// Robust standard deviation of values around their median.
 pub(super) fn spread(values: &[f64], center: f64, near: &mut Near) -> f64 {
@@ -45,8 +43,10 @@ pub(super) fn level_limit(spread_of_peers: f64, peers: usize) -> f64 {
     let natural = ((prior + seen * (spread_of_peers * spread_of_peers)) / degrees).sqrt();
     let uncertain = (1.0 + std::f64::consts::FRAC_PI_2 / peers as f64).sqrt();
     let limit = LEAST_LEVEL.max(student_limit(LEVEL_SIGMAS, degrees) * natural * uncertain);
-    let gross = if peers >= MANY { GROSS } else { GROSS_OF_FEW };
-    limit.min(gross.max(LEVEL_SIGMAS * spread_of_peers))
+    match GROSS.iter().find(|(least, _)| peers >= *least) {
+        Some((_, gross)) => limit.min(gross.max(LEVEL_SIGMAS * spread_of_peers)),
+        None => limit,
+    }
 }
 
 /// False alarms of one healthy rank and window, when the scan's largest deviate is held against
