@@ -211,8 +211,10 @@ def scene(condition: Condition, rank: int) -> Iterator[Scene]:
         yield Scene(watcher, training, network)
 
 
-READING = ("--data", "{directory}")
-LOADING = (*READING, "--direct", "--workers", "1")
+DATA = ("--data", "{directory}")
+READING = (*DATA, "--batch-blocks", "256")
+"""So many reads that those which miss the page cache take part of a step on a quick disk too."""
+LOADING = (*DATA, "--direct", "--workers", "1")
 TALKING = ("--buckets", "1", "--width", "256", "--step-ms", "30", "--cpu-ms", "1")
 """One all-reduce of 263 kB a step: at the pace of `Network` it takes longer than all else."""
 NETWORK_WINDOWS = 60
