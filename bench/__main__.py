@@ -16,6 +16,7 @@ from bench import (
     callback,
     causes,
     causes_live,
+    causes_read,
     cost,
     drain,
     exchange,
@@ -40,6 +41,7 @@ BENCHES = {
     "callback": callback.main,
     "causes": causes.main,
     "causes_live": causes_live.main,
+    "causes_read": causes_read.main,
     "cost": cost.main,
     "drain": drain.main,
     "exchange": exchange.main,
@@ -60,8 +62,8 @@ BENCHES = {
     "why": why.main,
 }
 FOR_ANYBODY = {
-    "causes", "exchange", "exchange_store", "faults", "levels", "power", "rivals", "score",
-    "telemetry_gpu", "telemetry_host",
+    "causes", "causes_read", "exchange", "exchange_store", "faults", "levels", "power", "rivals",
+    "score", "telemetry_gpu", "telemetry_host",
 }  # fmt: skip
 """Benches that attach no probes."""
 

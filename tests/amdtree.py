@@ -132,7 +132,7 @@ class AmdTree:
         write(hwmon / "temp2_crit", "100000\n")
         write(hwmon / "temp3_label", "mem\n")
         write(hwmon / "temp3_crit", "95000\n")
-        write(hwmon / "power1_cap", "750000000\n")
+        self.cap(address, 750)
         write(hwmon / "power1_cap_default", "750000000\n")
         self.errors(address, 0, 0)
         self.bad_pages(address, "")
@@ -152,6 +152,10 @@ class AmdTree:
         """One page per letter: R retired, P pending, F failed."""
         lines = (f"0x{i:08x} : 0x00001000 : {state}\n" for i, state in enumerate(states))
         write(self.folder(address) / "ras/gpu_vram_bad_pages", "".join(lines))
+
+    def cap(self, address: str, watts: int) -> None:
+        """Its power limit."""
+        write(self.folder(address) / "hwmon/hwmon3/power1_cap", f"{watts}000000\n")
 
     def process(self, pid: int, gpu: int, memory: int = 1 << 30) -> None:
         """A process has a queue on a GPU, and memory."""

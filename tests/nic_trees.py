@@ -195,8 +195,11 @@ class NicTree:
             self.file(device, counter).write_text(f"{value}\n")
 
 
-def dgx(root: Path, gpus: int = 8) -> NicTree:
-    """Eight GPUs and eight rails, a pair per switch, two sockets, and a bonded management NIC."""
+def dgx(root: Path, gpus: int = 8, table: str = "mlx5") -> NicTree:
+    """Eight GPUs and eight rails, a pair per switch, two sockets, and a bonded management NIC.
+
+    Rails are InfiniBand where ``table`` is mlx5, else Ethernet with a network device each.
+    """
     tree = NicTree(root)
     for index in range(gpus):
         domain = 0x10 + 0x10 * index
@@ -206,13 +209,18 @@ def dgx(root: Path, gpus: int = 8) -> NicTree:
         nic = tree.pci(
             f"{switch}/0000:{domain + 2:02x}:01.0/0000:{domain + 4:02x}:00.0",
             numa=socket,
-            driver="mlx5_core",
+            driver=DRIVERS[table][0],
             current_link_speed="32.0 GT/s PCIe",
             max_link_speed="32.0 GT/s PCIe",
             current_link_width="16",
             max_link_width="16",
         )
-        tree.rdma("mlx5", name=f"mlx5_{index}", pci=nic, hca="MT4129")
+        if table == "mlx5":
+            tree.rdma("mlx5", name=f"mlx5_{index}", pci=nic, hca="MT4129")
+            continue
+        netdev = tree.netdev(f"eth{index}", nic, speed="400000")
+        name = f"{table}_{index}"
+        tree.rdma(table, name=name, pci=nic, netdev=netdev, link_layer="Ethernet")
     management = tree.pci("pci0000:00/0000:00:02.0/0000:05:00.0", numa=0, driver="mlx5_core")
     tree.netdev("eno1", management)
     tree.netdev("bond0", bond_of=("eno1",), default_route=True)

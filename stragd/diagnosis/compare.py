@@ -11,6 +11,8 @@ from stragd.diagnosis.readings import place, read
 from stragd.diagnosis.signals import (
     BUSY_SM_ACTIVE,
     BUSY_UTILISATION,
+    COUNTED,
+    COUNTED_MORE,
     FEW_PEERS,
     MAX_PEERS,
     SIGNALS,
@@ -184,11 +186,11 @@ class View:
             basis: Basis = "peers"
             strength = self._against_peers(signal, scale, sign, value, before, readings, quantity)
             if before is not None:  # it was not slow when it was like that before
-                changed = _against_past(signal, scale, sign, value, before) > 0
+                changed = _against_past(signal, scale, sign, value, before, quantity) > 0
                 strength *= 1.0 if changed else 0.5
         elif before is not None:
             basis, reference = "past", before.median
-            strength = _against_past(signal, scale, sign, value, before)
+            strength = _against_past(signal, scale, sign, value, before, quantity)
         elif signal.limit is not None:
             basis = "limit"
             over = sign * (value - signal.limit * scale)
@@ -224,14 +226,16 @@ class View:
         peers = [reading.value for reading in readings]
         middle = median(peers) or 0.0
         difference = sign * (value - middle)
-        strength = _beyond(signal, scale, difference, middle, spread(peers, middle))
+        strength = _beyond(
+            signal, scale, difference, middle, _noise(quantity, middle, spread(peers, middle))
+        )
         if strength <= 0 and before is not None:
             # Peers that differ by nature hide it: compare what has changed instead.
             changes = self._changes(readings, quantity)
             usual = median(changes)
             if usual is not None and len(changes) >= FEW_PEERS:
                 change = sign * (value - before.median - usual)
-                noise = max(spread(changes, usual), before.mad)
+                noise = _noise(quantity, middle, max(spread(changes, usual), before.mad))
                 strength = _beyond(signal, scale, change, middle, noise)
         if strength <= 0:
             return 0.0
@@ -267,11 +271,16 @@ def _grade(share: float) -> float:
     return 0.6 + 0.4 * min(1.0, max(0.0, share))
 
 
-def _beyond(signal: Signal, scale: float, difference: float, middle: float, mad: float) -> float:
+def _noise(quantity: str, middle: float, mad: float) -> float:
+    """What a difference from ``middle`` must reach beside its ``least``."""
+    counted = COUNTED_MORE * abs(middle) if quantity.endswith(COUNTED) else 0.0
+    return max(SPREAD * 1.4826 * mad, counted)  # 1.4826: a standard deviation of Gaussian noise
+
+
+def _beyond(signal: Signal, scale: float, difference: float, middle: float, noise: float) -> float:
     """Strength of a difference on the bad side; 0 where it does not count."""
     unit = abs(middle) if signal.relative else scale
     least, full = signal.least * unit, signal.full * unit
-    noise = SPREAD * 1.4826 * mad  # 1.4826 makes a standard deviation of Gaussian noise
     if least <= 0 or difference < max(least, noise):
         return 0.0
     return _grade((difference - least) / (full - least) if full > least else 1.0)
@@ -288,7 +297,7 @@ def _apart(sign: float, value: float, middle: float, peers: list[float]) -> floa
 
 
 def _against_past(
-    signal: Signal, scale: float, sign: float, value: float, before: Baseline
+    signal: Signal, scale: float, sign: float, value: float, before: Baseline, quantity: str
 ) -> float:
-    difference = sign * (value - before.median)
-    return _beyond(signal, scale, difference, before.median, before.mad)
+    difference, middle = sign * (value - before.median), before.median
+    return _beyond(signal, scale, difference, middle, _noise(quantity, middle, before.mad))

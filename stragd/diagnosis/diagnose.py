@@ -12,6 +12,7 @@ from stragd.diagnosis.causes_gpu import GPU_CAUSES
 from stragd.diagnosis.causes_host import HOST_CAUSES
 from stragd.diagnosis.causes_nic import NIC_CAUSES
 from stragd.diagnosis.compare import View, evenly
+from stragd.diagnosis.events import remembered, seconds_ago
 from stragd.diagnosis.past import Past
 from stragd.diagnosis.readings import samples
 from stragd.diagnosis.signals import NAMED, STRONG
@@ -77,6 +78,8 @@ def diagnose(
     kind = finding["kind"]
     if kind in KIND_CAUSES:
         return _of_kind(finding, peers, past, since)
+    subject = subject and remembered(subject, past, since)
+    peers = [remembered(peer, past, since) for peer in peers]
     if "rank" in finding["subject"]:
         if subject is None or next(samples(subject), None) is None:
             return _unknown(finding["where"], ["there is no telemetry of this rank"])
@@ -123,6 +126,9 @@ def _of_rank(finding: Finding, view: View, past: Past, slowdown: float | None) -
         return _unknown(finding["where"], _nothing(view), verdicts)
     best = verdicts[0]
     evidence = words.lines(best, view) + _node_wide(best, view)
+    ago = seconds_ago(best, past.recent(view.subject.rank, _since_ns(finding)))
+    if ago and not seen:
+        seen = f"seen {ago:.0f} s before this window's end"
     evidence += [seen] if seen else []
     return _made(verdicts, [*evidence, words.compared_with(view)])
 

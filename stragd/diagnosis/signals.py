@@ -320,6 +320,11 @@ CLOCK_CRITICAL_MHZ = 75.0
 SPREAD = 3.0
 """A difference must be this many robust standard deviations of the peers or the past. The usual
 three sigma."""
+COUNTED = ("_delta", "_ppm", "_per_s")
+"""Ends of the names of quantities that count something in a window."""
+COUNTED_MORE = 0.5
+"""A count must be this much more than the usual one. OWN: traffic and short windows make counts
+differ, and three peers are too few to say by how much."""
 VICTIMS = 0.5
 """Where this share of the peers shows it too, it tells nobody apart. OWN."""
 MAX_PEERS = 256

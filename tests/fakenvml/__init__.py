@@ -59,19 +59,25 @@ class FakeNvml:
         self.gpus, self.model = gpus, model
         self.lines: dict[tuple[object, ...], str] = {}
         self._events = 0
+        self._buses: dict[int, int] = {}
         for gpu in range(gpus):
             self.lines["name", gpu] = f"gpu {gpu} name {model}"
             self.lines["uuid", gpu] = f"gpu {gpu} uuid GPU-{gpu:08x}-0000-0000-0000-000000000000"
-            self.lines["pci", gpu] = f"gpu {gpu} pci 0 {0x1B + gpu:x} 0"
+            self.at(gpu, 0x1B + gpu)
 
     @property
     def environment(self) -> dict[str, str]:
         """What a process needs to find this driver."""
         return {"LD_LIBRARY_PATH": str(self.directory)}
 
+    def at(self, gpu: int, bus: int) -> None:
+        """Its place on PCI."""
+        self._buses[gpu] = bus
+        self.lines["pci", gpu] = f"gpu {gpu} pci 0 {bus:x} 0"
+
     def address(self, gpu: int) -> str:
         """PCI address, the subject of a sample."""
-        return f"0000:{0x1B + gpu:02x}:00.0"
+        return f"0000:{self._buses[gpu]:02x}:00.0"
 
     def healthy(self, gpm: bool = True) -> FakeNvml:
         """Every GPU is an H200 at work, with nothing wrong."""
