@@ -8,6 +8,7 @@ import pytest
 
 from stragd.diagnosis import CAUSES, KIND_CAUSES
 from stragd.diagnosis.cause import Cause
+from stragd.diagnosis.events import KEYS
 from stragd.diagnosis.readings import read
 from stragd.diagnosis.signals import SIGNALS
 from stragd.diagnosis.words import CONTEXT
@@ -107,3 +108,7 @@ def test_the_readers_know_every_name() -> None:
     }
     for kind, values in made.items():
         assert set(values) <= set(known[kind]), kind
+
+
+def test_what_happens_once_is_in_the_table() -> None:
+    assert set(SIGNALS) >= KEYS

@@ -14,22 +14,25 @@ from stragd.diagnosis.past import Past
 from stragd.diagnosis.readings import number, place, samples
 from stragd.telemetry.sample import RankTelemetry, Sample
 
-EVENTS = frozenset(
-    {
-        "gpu.xid_delta",
-        "gpu.ecc_uncorrected_delta",
-        "gpu.nvlink_recovery_delta",
-        "gpu.nvlink_recovery_failed_delta",
-        "gpu.pcie_uncorrected_delta",
-        "process.cgroup_oom_delta",
-        "nic.link_downed_delta",
-        "nic.carrier_changes_delta",
-        "nic.integrity_error_delta",
-        "nic.buffer_overrun_delta",
-    }
-)
-"""Rows of SIGNALS of which one event is one too many. What is repaired at once (replays, CRC
-errors) says something only while it goes on."""
+EVENTS = {
+    "gpu": (
+        "xid_delta",
+        "ecc_uncorrected_delta",
+        "nvlink_recovery_delta",
+        "nvlink_recovery_failed_delta",
+        "pcie_uncorrected_delta",
+    ),
+    "process": ("cgroup_oom_delta",),
+    "nic": (
+        "link_downed_delta",
+        "carrier_changes_delta",
+        "integrity_error_delta",
+        "buffer_overrun_delta",
+    ),
+}
+"""Quantities by kind of sample of which one event is one too many. What is repaired at once
+(replays, CRC errors) says something only while it goes on."""
+KEYS = frozenset(f"{kind}.{quantity}" for kind, some in EVENTS.items() for quantity in some)
 XID = "Xid "
 
 
@@ -65,7 +68,7 @@ def seconds_ago(best: Verdict, windows: Iterable[RankTelemetry]) -> float:
     """How long before the newest of ``windows``, newest first, the events of a verdict were last
     seen; 0 where it rests on something else, too."""
     wanted = {deviation.key for deviation in best.deviations}
-    if not wanted <= EVENTS:
+    if not wanted <= KEYS:
         return 0.0
     newest = 0
     for window in windows:
@@ -81,9 +84,8 @@ def seconds_ago(best: Verdict, windows: Iterable[RankTelemetry]) -> float:
 
 def _events(sample: Sample) -> dict[str, float]:
     found = {}
-    for quantity in sample.values:
-        if f"{sample.kind}.{quantity}" in EVENTS:
-            value = number(sample.values[quantity])
-            if value is not None and value > 0:
-                found[quantity] = value
+    for quantity in EVENTS.get(sample.kind, ()):
+        value = number(sample.values.get(quantity))
+        if value is not None and value > 0:
+            found[quantity] = value
     return found
