@@ -1,7 +1,7 @@
-"""What happened once goes on counting while its finding is open.
+"""What happened once counts for some windows, while its finding is open.
 
-An Xid, an uncorrected error or a link that went down is seen in one window only, and what it has
-done stays. Where it is looked at pass by pass it would be forgotten at the next.
+An Xid, an uncorrected error or a link that went down shows in one window only, and what it has done
+stays. Looked at pass by pass it would be forgotten before the second, which a doubtful cause needs.
 """
 
 from __future__ import annotations
@@ -12,16 +12,24 @@ from dataclasses import replace
 from stragd.diagnosis.cause import Verdict
 from stragd.diagnosis.past import Past
 from stragd.diagnosis.readings import number, place, samples
-from stragd.diagnosis.signals import SIGNALS
 from stragd.telemetry.sample import RankTelemetry, Sample
 
 EVENTS = frozenset(
-    key
-    for key, signal in SIGNALS.items()
-    if key.endswith("_delta") and not signal.per_second and not key.startswith("process.")
-) | {"process.cgroup_oom_delta"}
-"""Rows of SIGNALS that count what may happen once. Of a process' other counters one window says
-little."""
+    {
+        "gpu.xid_delta",
+        "gpu.ecc_uncorrected_delta",
+        "gpu.nvlink_recovery_delta",
+        "gpu.nvlink_recovery_failed_delta",
+        "gpu.pcie_uncorrected_delta",
+        "process.cgroup_oom_delta",
+        "nic.link_downed_delta",
+        "nic.carrier_changes_delta",
+        "nic.integrity_error_delta",
+        "nic.buffer_overrun_delta",
+    }
+)
+"""Rows of SIGNALS of which one event is one too many. What is repaired at once (replays, CRC
+errors) says something only while it goes on."""
 XID = "Xid "
 
 
