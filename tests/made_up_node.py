@@ -152,7 +152,7 @@ class AmdGpu:
             "accumulation_counter": int(self._ticks),
             "firmware_timestamp": int(1_000_000 + self._ticks),
         }
-        raw = blob(self._version, **{**self.values, **counters, **ticking, **more})  # type: ignore[arg-type]
+        raw = blob(self._version, **{**self.values, **counters, **ticking, **more})
         self._tree.metrics(self._address, b"" if self.broken else raw)
         self._tree.errors(self._address, int(self._counts["ce"]), int(self._counts["ue"]))
         self._tree.bad_pages(self._address, self.pages)
