@@ -19,7 +19,8 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
-from tests.driver_conditions import CONDITIONS, Condition
+from tests.device_condition import Condition
+from tests.driver_conditions import CONDITIONS
 from tests.made_up_node import HARDWARE, made_up_node
 from tests.sick_and_twin import observed
 

@@ -38,11 +38,8 @@ TICKS_PER_S = 1000.0  # of AMD's firmware
 NVIDIA_POWER = 83
 SM_ACTIVE, UTILISATION = 2, 1  # GPM metrics
 
-HARDWARE = {
-    "H200, mlx5": (0, "mlx5"),
-    "MI300X, bnxt_re": (MI300X, "bnxt_re"),
-    "MI210, irdma": (MI210, "irdma"),
-}
+MLX5, BNXT, IRDMA = "H200, mlx5", "MI300X, bnxt_re", "MI210, irdma"
+HARDWARE = {MLX5: (0, "mlx5"), BNXT: (MI300X, "bnxt_re"), IRDMA: (MI210, "irdma")}
 """AMD's device, 0 for an H200; driver of the NICs."""
 
 TRAFFIC = {
@@ -141,7 +138,9 @@ class AmdGpu:
             self._counts[name] += share * ticks
         for name, rate in self.rates.items():
             self._counts[name] += rate * seconds
-        counters = {n: int(HEALTHY[n] + c) for n, c in self._counts.items() if n in HEALTHY}
+        counters = {
+            name: _base(name) + int(self._counts[name]) for name in self._counts if name in HEALTHY
+        }
         activity = self.values["average_gfx_activity"]
         assert isinstance(activity, int)
         partition = {"gfx_busy_inst": [activity] * 8} | {
@@ -153,11 +152,18 @@ class AmdGpu:
             "accumulation_counter": int(self._ticks),
             "firmware_timestamp": int(1_000_000 + self._ticks),
         }
-        raw = blob(self._version, **{**self.values, **counters, **ticking, **more})  # type: ignore[arg-type]
+        raw = blob(self._version, **{**self.values, **counters, **ticking, **more})
         self._tree.metrics(self._address, b"" if self.broken else raw)
         self._tree.errors(self._address, int(self._counts["ce"]), int(self._counts["ue"]))
         self._tree.bad_pages(self._address, self.pages)
         self._tree.cap(self._address, self.cap_w)
+
+
+def _base(member: str) -> int:
+    """A counter of a healthy GPU."""
+    value = HEALTHY[member]
+    assert isinstance(value, int)
+    return value
 
 
 class Nic:

@@ -15,7 +15,7 @@ from stragd.config import Telemetry
 from stragd.finding import Finding
 from stragd.findings import FindingStore
 from stragd.jobs import JobTable
-from tests.driver_conditions import Change, Condition
+from tests.device_condition import Change, Condition
 from tests.made_up_node import WINDOW_S, Node, Passes, Rank
 from tests.pictures import raw_finding
 from tests.test_jobs import identity

@@ -14,7 +14,8 @@ import pytest
 
 from stragd.diagnosis.causes_gpu import GPU_CAUSES
 from stragd.diagnosis.causes_nic import NIC_CAUSES
-from tests.driver_conditions import CONDITIONS, Condition
+from tests.device_condition import Condition
+from tests.driver_conditions import CONDITIONS
 from tests.made_up_node import Node, Passes, made_up_node
 from tests.sick_and_twin import observed
 
