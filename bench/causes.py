@@ -37,19 +37,20 @@ def main() -> None:
         hits, quiet = sick.pop(condition.cause, 0), well.pop("unknown", 0)
         right, silent = right + hits, silent + quiet
         print(
-            f"| {condition.name} | {condition.cause} | {hits}/{DRAWS} | {_rest(sick)} "
-            f"| {quiet}/{DRAWS} | {_rest(well)} |"
+            f"| {condition.name} | {condition.cause} | {hits}/{DRAWS} | {listed(sick)} "
+            f"| {quiet}/{DRAWS} | {listed(well)} |"
         )
     total = DRAWS * len(CONDITIONS)
     causes = len({condition.cause for condition in CONDITIONS})
     for condition in HARMLESS:
         counts = named(condition, False)
         quiet = counts.pop("unknown", 0)
-        print(f"| {condition.name} | none | {quiet}/{DRAWS} | {_rest(counts)} | | |")
+        print(f"| {condition.name} | none | {quiet}/{DRAWS} | {listed(counts)} | | |")
     print(f"\n{causes} causes: {right} of {total} named first, {silent} of {total} twins unnamed.")
 
 
-def _rest(counts: Counter[str]) -> str:
+def listed(counts: Counter[str]) -> str:
+    """What was named and how often, most frequent first."""
     return ", ".join(f"{name} {count}" for name, count in counts.most_common()) or "–"
 
 

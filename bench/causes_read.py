@@ -19,6 +19,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
+from bench.causes import listed
 from tests.device_condition import Condition
 from tests.driver_conditions import CONDITIONS
 from tests.made_up_node import HARDWARE, made_up_node
@@ -61,8 +62,8 @@ def main() -> None:
         hits, quiet = row.sick.pop(condition.cause, 0), row.twin.pop("unknown", 0)
         right, silent = right + hits, silent + quiet
         print(
-            f"| {condition.name} | {condition.cause} | {hits}/{TIMES} | {_rest(row.sick)} "
-            f"| {quiet}/{TIMES} | {_rest(row.twin)} |"
+            f"| {condition.name} | {condition.cause} | {hits}/{TIMES} | {listed(row.sick)} "
+            f"| {quiet}/{TIMES} | {listed(row.twin)} |"
         )
     total = TIMES * len(CONDITIONS)
     causes = len({condition.cause for condition in CONDITIONS})
@@ -70,10 +71,6 @@ def main() -> None:
         f"\n{len(CONDITIONS)} conditions of {causes} causes: {right} of {total} named first, "
         f"{silent} of {total} twins unnamed."
     )
-
-
-def _rest(counts: Counter[str]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.most_common()) or "–"
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from stragd.discovery import Identifier
 from stragd.telemetry.gpus import GpuTelemetry
 from tests.fakenvml import FakeNvml
 from tests.gpuwindows import GPUS, NOWHERE, QUICK, Windows
-from tests.needs import lacking
+from tests.needs import lacking, module
 from tests.processes import Processes
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, and every program that they
@@ -41,7 +41,7 @@ def root() -> None:
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     """A made-up NVIDIA driver with healthy GPUs, where the loader finds it."""
-    pytest.importorskip("pynvml")
+    module("pynvml")
     nvidia = FakeNvml(tmp_path / "driver", GPUS).healthy()
     nvidia.write()
     for name, value in nvidia.environment.items():

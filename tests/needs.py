@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+from types import ModuleType
 from typing import NoReturn
 
 import pytest
@@ -13,3 +15,11 @@ def lacking(what: str) -> NoReturn:
     if os.environ.get("CI"):
         pytest.fail(what)
     pytest.skip(what)
+
+
+def module(name: str) -> ModuleType:
+    """A module, without which the test ends."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        lacking(str(error))

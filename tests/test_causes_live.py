@@ -16,7 +16,7 @@ import pytest
 from tests.fakenvml import FakeNvml
 from tests.harness import Daemon, Job, daemon, job, wait_for
 from tests.injections import CONDITIONS, LIMIT, RANKS, WATCH, arguments, blamed, learnt
-from tests.needs import lacking
+from tests.needs import lacking, module
 
 SICK = 2
 QUICK = ("CPU quota", "stopped now and then")
@@ -69,7 +69,7 @@ def test_a_rank_that_is_just_slow_has_no_cause_until_its_gpu_is_hot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver is made up; the job, the daemon and its reader of NVML are real."""
-    pytest.importorskip("pynvml")
+    module("pynvml")
     driver = FakeNvml(tmp_path / "driver", RANKS).healthy()
     slow = ["--slow-rank", str(SICK), "--slow-factor", "1.4", "--slow-after", "250"]
     with job("ddp.py", RANKS, *arguments(*slow)) as training:
@@ -106,7 +106,7 @@ def test_a_driver_call_that_blocks_for_a_minute_delays_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Trap 12, with everything around it: windows and scrapes go on, the daemon ends."""
-    pytest.importorskip("pynvml")
+    module("pynvml")
     driver = FakeNvml(tmp_path / "driver", RANKS).healthy()
     driver.write()
     for name, value in driver.environment.items():

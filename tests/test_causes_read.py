@@ -17,6 +17,7 @@ from stragd.diagnosis.causes_nic import NIC_CAUSES
 from tests.device_condition import Condition
 from tests.driver_conditions import CONDITIONS
 from tests.made_up_node import Node, Passes, made_up_node
+from tests.needs import module
 from tests.sick_and_twin import observed
 
 
@@ -36,7 +37,7 @@ class Nodes:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
-    pytest.importorskip("pynvml")
+    module("pynvml")
     with contextlib.ExitStack() as stack:
         yield Nodes(stack)
 

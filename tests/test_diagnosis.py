@@ -10,7 +10,6 @@ import jsonschema
 import pytest
 
 from stragd.diagnosis import CAUSES, Diagnosis, Past, apply, diagnose
-from stragd.diagnosis.past import RECENT
 from stragd.finding import Finding, Where, schema
 from stragd.peers import median
 from stragd.telemetry.sample import RankTelemetry, Sample
@@ -279,64 +278,6 @@ def test_an_intermittent_fault_that_rests_now_is_found_in_the_last_windows() -> 
     made = diagnose(about("intermittent"), resting[job.slow], others, past)
     assert made.name == "link-flap"
     assert "seen 10 s before this window's end" in made.evidence
-
-
-def after(change: Callable[[JobOfSamples, list[Rank]], None], windows: int) -> Diagnosis:
-    """The cause so many windows after one in which something happened."""
-    job = JobOfSamples(12)
-    past = job.past()
-    for later in range(windows + 1):
-        ranks = job.window()
-        if later == 0:
-            change(job, ranks)
-        made = [rank.picture((1001 + later) * WINDOW_NS) for rank in ranks]
-        for one in made:
-            past.add(one, SINCE_NS + (later + 1) * WINDOW_NS)
-    return diagnose(about(), made[job.slow], [p for p in made if p.rank != job.slow], past)
-
-
-@pytest.mark.parametrize(
-    ("part", "quantity", "cause"),
-    [
-        ("gpu", "ecc_uncorrected_delta", "memory-damage"),
-        ("gpu", "nvlink_recovery_delta", "nvlink"),
-        ("nic", "link_downed_delta", "link-flap"),
-    ],
-)
-def test_what_happened_once_is_remembered_for_some_windows(
-    part: str, quantity: str, cause: str
-) -> None:
-    def happens(job: JobOfSamples, ranks: list[Rank]) -> None:
-        getattr(ranks[job.slow], part)[quantity] = 1.0
-
-    def everywhere(_: JobOfSamples, ranks: list[Rank]) -> None:
-        for rank in ranks:
-            getattr(rank, part)[quantity] = 1.0
-
-    made = after(happens, 3)
-    assert made.name == cause, made
-    assert "seen 30 s before this window's end" in made.evidence
-    assert after(happens, RECENT).name == "unknown"
-    assert after(everywhere, 3).name == "unknown", "the peers' are remembered as well"
-
-
-def test_an_xid_is_remembered_with_its_number() -> None:
-    def happens(job: JobOfSamples, ranks: list[Rank]) -> None:
-        ranks[job.slow].gpu["xid_delta"] = 1.0
-        ranks[job.slow].gpu_notes.append("Xid 74")
-
-    made = after(happens, 3)
-    assert (made.name, made.evidence[0]) == ("nvlink", "the driver reports Xid 74")
-    assert "seen 30 s before this window's end" in made.evidence
-    assert "seen" not in " ".join(after(happens, 0).evidence)
-
-
-def test_replays_that_were_repaired_are_not_remembered() -> None:
-    def happens(job: JobOfSamples, ranks: list[Rank]) -> None:
-        ranks[job.slow].gpu["nvlink_replay_delta"] = 50.0
-
-    assert after(happens, 0).name == "nvlink"
-    assert after(happens, 1).name == "unknown"
 
 
 def test_counts_that_traffic_alone_makes_differ_name_nobody() -> None:

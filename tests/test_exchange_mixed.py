@@ -6,12 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.cpunccl.ranks import build
 from tests.exchange_mixed import CLASSES, EACH, Drivers, MixedJob, mixed_job
 from tests.harness import wait_for
-from tests.needs import lacking
+from tests.needs import lacking, module
 from tests.nodes import NodeDaemon, cluster
 
 SLOW = EACH + 2
@@ -40,7 +38,7 @@ def agreed(
 def test_a_slower_class_and_the_slow_rank_in_it_are_told_apart(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         lacking("network namespaces and probes need root")
-    pytest.importorskip("pynvml")
+    module("pynvml")
     build()
     drivers = Drivers(tmp_path)
     options = [word for text in SLOWNESS for word in ("--slow", text)]

@@ -22,7 +22,7 @@ from stragd.outputs.metrics import SPECS
 from tests.fakenvml import FakeNvml
 from tests.harness import ROOT, daemon, job, wait_for
 from tests.injections import LIMIT, RANKS, WATCH, arguments, blamed
-from tests.needs import lacking
+from tests.needs import lacking, module
 from tests.prometheus_server import Prometheus, Series, filled
 
 FILE = ROOT / "grafana" / "stragd.json"
@@ -132,7 +132,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     """One hot GPU, one slow rank, found and confirmed, and scraped for some seconds more."""
     if os.geteuid() != 0:
         lacking("the daemon attaches eBPF probes: run this as root")
-    pytest.importorskip("pynvml")
+    module("pynvml")
     directory = tmp_path_factory.mktemp("dashboard")
     driver = FakeNvml(directory / "driver", RANKS).healthy()
     slow = ["--slow-rank", "2", "--slow-factor", "1.4", "--slow-after", "250"]

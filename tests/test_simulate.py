@@ -17,6 +17,7 @@ from stragd.finding import schema
 from stragd.replay import intervals
 from stragd.replay.noise import NOISES, library
 from stragd.replay.simulate import Fault, Machine, Scenario, Transfers, simulate
+from tests.needs import module
 
 SHORT = ["--ranks", "8", "--jobs", "10", "--healthy", "1000"]
 
@@ -136,7 +137,7 @@ def test_a_job_is_what_the_options_say(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize(("suffix", "begins"), [("svg", b"<?xml"), ("png", b"\x89PNG\r\n\x1a\n")])
 def test_the_plot_is_a_picture(suffix: str, begins: bytes, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    module("matplotlib")
     path = tmp_path / f"power.{suffix}"
     assert main(["simulate", *SHORT, "--slowdown", "10", "--plot", str(path)]) == 0
     picture = path.read_bytes()
@@ -154,7 +155,7 @@ def test_a_picture_that_cannot_be_drawn_is_one_line(
     if missing:
         monkeypatch.setitem(sys.modules, "matplotlib", None)
     else:
-        pytest.importorskip("matplotlib")
+        module("matplotlib")
     path = tmp_path / "nowhere" / "power.svg"
     assert main(["simulate", *SHORT, "--slowdown", "10", "--plot", str(path)]) == 1
     error = capsys.readouterr().err

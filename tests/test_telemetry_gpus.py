@@ -13,6 +13,7 @@ from stragd.telemetry.gpus import GpuTelemetry
 from stragd.telemetry.reader_process import ENVIRONMENT, Patience
 from tests.fakenvml import FakeNvml
 from tests.gpuwindows import FOREVER, NOWHERE, QUICK, Windows
+from tests.needs import module
 
 
 def test_samples_of_a_window(driver: FakeNvml, windows: Windows) -> None:
@@ -83,7 +84,7 @@ def test_it_keeps_one_capability_and_little_environment(
 def test_what_is_missing_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, words: str
 ) -> None:
-    pytest.importorskip("pynvml")
+    module("pynvml")
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     if missing == "binding":
         (tmp_path / "pynvml.py").write_text("raise ImportError\n")

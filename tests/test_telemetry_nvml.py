@@ -15,6 +15,7 @@ from stragd.telemetry.nvml import NvmlReader
 from stragd.telemetry.quantities import GPU
 from stragd.telemetry.reading import NO_PROCESS_LIST, Reading, Unavailable
 from tests.fakenvml import POWER_W, FakeNvml
+from tests.needs import module
 
 NOT_SUPPORTED, NO_PERMISSION, UNKNOWN, RESET_REQUIRED = 3, 4, 999, 16
 DRIVER_NOT_LOADED = 9
@@ -29,7 +30,7 @@ def fake(tmp_path: Path) -> FakeNvml:
 @pytest.fixture
 def open_reader(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> Open:
     """Opens a reader on the made-up driver, within this process."""
-    pynvml = pytest.importorskip("pynvml")
+    pynvml = module("pynvml")
 
     def open_now(**settings: object) -> NvmlReader:
         fake.write()

@@ -19,7 +19,8 @@ NATURAL_SPREAD, NATURAL_DEGREES = 0.01, 8.0
 """What is known of the spread of healthy machines of one class before they are seen, as degrees of
 freedom of a scaled inverse chi-square: 0.7 to 1.9 % in 19 of 20 jobs."""
 MAD_EFFICIENCY = 0.37
-"""Of the MAD against the standard deviation of a Gaussian sample."""
+"""Of the MAD against the standard deviation of a Gaussian sample (Rousseeuw and Croux, JASA 88,
+1993)."""
 LEVEL_SIGMAS = 5.0
 LEAST_LEVEL = 0.03922071315328133
 """ln 1.04: of less nothing is said."""
